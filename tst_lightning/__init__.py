@@ -1,0 +1,87 @@
+"""Token Superposition Training on PyTorch Lightning.
+
+Names are imported when they are first used, so that ``import tst_lightning`` and the light commands load
+neither torch nor Lightning.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from tst_lightning.bags import embed_bags, fold, next_bag_targets
+    from tst_lightning.callbacks import PhaseSwitch, RunSummary, StepCheckpoint, StepMetrics, StepProgress
+    from tst_lightning.config import TransformerConfig
+    from tst_lightning.data.corpus import Corpus
+    from tst_lightning.data.datamodule import TSTDataModule
+    from tst_lightning.data.order import DataOrder
+    from tst_lightning.data.prepare import prepare
+    from tst_lightning.errors import TSTWarning, UserError
+    from tst_lightning.loggers import MetricsCSV, TensorBoard
+    from tst_lightning.losses import bag_weights, linear_multi_hot_cross_entropy, multi_hot_cross_entropy
+    from tst_lightning.model import Transformer
+    from tst_lightning.module import TSTModule
+    from tst_lightning.optim import decay_groups, warmup_stable_decay
+    from tst_lightning.phases import Phase, Phases, PhaseSchedule, Stage
+
+_HOMES = {
+    "bags": ("embed_bags", "fold", "next_bag_targets"),
+    "callbacks": ("PhaseSwitch", "RunSummary", "StepCheckpoint", "StepMetrics", "StepProgress"),
+    "config": ("TransformerConfig",),
+    "data.corpus": ("Corpus",),
+    "data.datamodule": ("TSTDataModule",),
+    "data.order": ("DataOrder",),
+    "data.prepare": ("prepare",),
+    "errors": ("TSTWarning", "UserError"),
+    "loggers": ("MetricsCSV", "TensorBoard"),
+    "losses": ("bag_weights", "linear_multi_hot_cross_entropy", "multi_hot_cross_entropy"),
+    "model": ("Transformer",),
+    "module": ("TSTModule",),
+    "optim": ("decay_groups", "warmup_stable_decay"),
+    "phases": ("Phase", "PhaseSchedule", "Phases", "Stage"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 (the order of the rooms)
+    "embed_bags",
+    "fold",
+    "next_bag_targets",
+    "bag_weights",
+    "linear_multi_hot_cross_entropy",
+    "multi_hot_cross_entropy",
+    "Phase",
+    "PhaseSchedule",
+    "Phases",
+    "Stage",
+    "TransformerConfig",
+    "Transformer",
+    "decay_groups",
+    "warmup_stable_decay",
+    "Corpus",
+    "DataOrder",
+    "TSTDataModule",
+    "prepare",
+    "TSTModule",
+    "PhaseSwitch",
+    "RunSummary",
+    "StepCheckpoint",
+    "StepMetrics",
+    "StepProgress",
+    "MetricsCSV",
+    "TensorBoard",
+    "TSTWarning",
+    "UserError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
