@@ -1,0 +1,1 @@
+"""Prepared corpora and the exact order in which a run reads them."""
