@@ -1,0 +1,372 @@
+"""TSTModule, PhaseSwitch and the Trainer together."""
+
+import csv
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from torch.utils.data import DataLoader
+
+import tst_lightning.module
+from tests.conftest import VOCABULARY
+from tst_lightning import (
+    MetricsCSV,
+    Phases,
+    PhaseSchedule,
+    Stage,
+    StepCheckpoint,
+    Transformer,
+    TransformerConfig,
+    TSTDataModule,
+    TSTModule,
+    UserError,
+    fold,
+    next_bag_targets,
+)
+
+
+def network(vocab_size=VOCABULARY, width=16):
+    seed_everything(1, verbose=False)
+    return Transformer(
+        TransformerConfig(
+            vocab_size=vocab_size,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+        )
+    )
+
+
+def trainer(folder, steps, **options):
+    defaults = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": MetricsCSV(folder),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "log_every_n_steps": 1,
+        "default_root_dir": folder,
+        "num_sanity_val_steps": 0,
+        "check_val_every_n_epoch": None,
+        "use_distributed_sampler": False,
+    }
+    return Trainer(max_steps=steps, **{**defaults, **options})
+
+
+def data(corpus, phases, **options):
+    return TSTDataModule(
+        str(corpus.directory),
+        phases=phases,
+        **{"latent_length": 32, "global_batch_size": 4, "seed": 2, **options},
+    )
+
+
+def rows(folder):
+    with open(folder / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class Batches(Callback):
+    """Keeps a copy of every batch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(batch.clone())
+
+
+def fit(folder, corpus, phases, steps=8, *, module_options=None, data_options=None, **options):
+    module = TSTModule(network(), phases, **(module_options or {}))
+    batches = Batches()
+    run = trainer(folder, steps, callbacks=[batches, *options.pop("callbacks", [])], **options)
+    run.fit(module, data(corpus, phases, **(data_options or {})))
+    return module, batches.seen
+
+
+# ---------------------------------------------------------------------------- the loop
+
+
+def test_training_equals_a_plain_loop(text_corpus, tmp_path):
+    """Batches, schedule, clipping, optimiser and both losses against ten lines of PyTorch."""
+    phases = Phases(bag_size=4, ratio=0.5)
+    module, batches = fit(tmp_path, text_corpus, phases, module_options={"warmup_steps": 2}, gradient_clip_val=0.5)
+    assert [tuple(b.shape) for b in batches] == [(4, 32, 4)] * 4 + [(4, 32)] * 4
+
+    reference = network()
+    optimizer = torch.optim.AdamW(reference.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    norms = [p for n, p in reference.named_parameters() if "norm" in n]
+    others = [p for n, p in reference.named_parameters() if "norm" not in n]
+    optimizer = torch.optim.AdamW(
+        [{"params": others}, {"params": norms, "weight_decay": 0.0}], betas=(0.9, 0.95), weight_decay=0.1
+    )
+    factors = [0.5, 1, 1, 1, 1, 1, 1, 1]  # two steps of warm-up, one of decay that starts at 1
+    logged = [row for row in rows(tmp_path) if row["lr"]]
+    for batch, factor, row in zip(batches, factors, logged, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * factor
+        bags = batch.long() if batch.ndim == 3 else batch.long().unsqueeze(-1)
+        loss = reference(bags, next_bag_targets(bags))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+        optimizer.step()
+        assert float(row["train/superposition_loss"] or row["train/loss"]) == loss.item()
+        assert float(row["grad_norm"]) == norm.item()
+        assert float(row["lr"]) == pytest.approx(1e-3 * factor, rel=1e-12)
+    for (name, a), b in zip(module.network.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize(
+    "phases", [Phases(bag_size=1, ratio=0.5), Phases(bag_size=4, ratio=0.0), Phases(stages=[])], ids=str
+)
+def test_every_way_to_write_the_baseline_is_plain_training(phases, text_corpus, tmp_path):
+    module, batches = fit(tmp_path / "a", text_corpus, phases, steps=3)
+    plain, plain_batches = fit(tmp_path / "b", text_corpus, None, steps=3)
+    assert all(torch.equal(a, b) for a, b in zip(batches, plain_batches, strict=True))
+    assert (tmp_path / "a/metrics.csv").read_bytes() == (tmp_path / "b/metrics.csv").read_bytes()
+    assert all(torch.equal(a, b) for a, b in zip(module.network.parameters(), plain.network.parameters(), strict=True))
+
+
+def test_accumulation_reads_the_same_data_and_gives_the_same_run(text_corpus, tmp_path):
+    phases = Phases(bag_size=4, ratio=0.5)
+    runs = {}
+    for accumulation in (1, 2, 4):
+        _, batches = fit(tmp_path / str(accumulation), text_corpus, phases, accumulate_grad_batches=accumulation)
+        per_step = [batches[i : i + accumulation] for i in range(0, len(batches), accumulation)]
+        runs[accumulation] = [torch.cat(micro) for micro in per_step], rows(tmp_path / str(accumulation))
+    for accumulation in (2, 4):
+        for a, b in zip(runs[1][0], runs[accumulation][0], strict=True):
+            assert torch.equal(a, b)
+        for a, b in zip(runs[1][1], runs[accumulation][1], strict=True):
+            assert {k: float(v) for k, v in a.items() if v} == pytest.approx(
+                {k: float(v) for k, v in b.items() if v}, rel=2e-5
+            )
+
+
+def test_every_arm_starts_from_the_same_weights_and_units(text_corpus, tmp_path):
+    """At equal data read, bags are exactly the plain windows of the baseline, side by side."""
+    _, bagged = fit(tmp_path / "a", text_corpus, Phases(bag_size=2, ratio=1.0), steps=16)
+    _, plain = fit(tmp_path / "b", text_corpus, None, steps=32)
+    # a group is 16 columns: step j of the bags is rows 0 and 1 of column j
+    for step in range(16):
+        assert torch.equal(bagged[step].flatten(1), torch.cat([plain[step], plain[step + 16]], dim=1))
+
+
+def test_the_optimiser_and_its_state_carry_across_the_switch(text_corpus, tmp_path):
+    class Moments(Callback):
+        def __init__(self):
+            self.steps, self.same, self.optimizer = [], [], None
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            optimizer = trainer.optimizers[0]
+            self.same.append(self.optimizer in (None, optimizer))
+            self.optimizer = optimizer
+            self.steps.append(float(optimizer.state[pl_module.network.lm_head.weight]["step"]))
+
+    moments = Moments()
+    fit(tmp_path, text_corpus, Phases(bag_size=4, ratio=0.5), callbacks=[moments])
+    assert moments.steps == list(range(1, 9)) and all(moments.same)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adafactor", "RMSprop", "NAdam"])
+def test_any_optimiser(name, text_corpus, tmp_path):
+    optimizer = getattr(torch.optim, name)
+    module, _ = fit(
+        tmp_path,
+        text_corpus,
+        Phases(bag_size=4, ratio=0.5),
+        module_options={"optimizer": lambda groups: optimizer(groups, lr=1e-2, weight_decay=0.01)},
+    )
+    assert type(module.optimizers().optimizer) is optimizer
+    assert [group["weight_decay"] for group in module.optimizers().param_groups] == [0.01, 0.0]
+
+
+def test_value_clipping_and_no_clipping(text_corpus, tmp_path):
+    def sgd(groups):
+        return torch.optim.SGD(groups, lr=1.0)
+
+    fit(tmp_path / "none", text_corpus, None, steps=2, module_options={"optimizer": sgd})
+    fit(
+        tmp_path / "value", text_corpus, None, steps=2, module_options={"optimizer": sgd},
+        gradient_clip_val=1e-4, gradient_clip_algorithm="value",
+    )  # fmt: skip
+    none, value = rows(tmp_path / "none"), rows(tmp_path / "value")
+    assert none[0]["grad_norm"] == value[0]["grad_norm"]  # logged before clipping
+    assert none[1]["train/loss"] != value[1]["train/loss"]
+
+
+# ---------------------------------------------------------------------------- validation
+
+
+def test_held_out_loss_is_token_weighted_over_every_window(text_corpus, tmp_path):
+    module, _ = fit(tmp_path, text_corpus, None, steps=2, data_options={"val_batch_size": 3})
+    tokens = text_corpus.splits["val"].tokens
+    source = data(text_corpus, None)._dataset("val")._read(0, tokens // 32 * 32)
+    windows = torch.from_numpy(source.copy()).view(-1, 32).long()
+    assert len(windows) % 3, "the last batch must be a short one for this to show anything"
+    with torch.no_grad():
+        logits = module.network.double()(windows[..., None])
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), windows[:, 1:].flatten())
+    assert float(rows(tmp_path)[-1]["val/loss"]) == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_the_run_ends_with_a_validation_whatever_the_interval(text_corpus, tmp_path):
+    fit(tmp_path, text_corpus, None, steps=7, val_check_interval=3)
+    assert [row["step"] for row in rows(tmp_path) if row["val/loss"]] == ["3", "6", "7"]
+
+
+def test_rows_are_logged_at_intervals_and_at_both_ends_of_a_phase(text_corpus, tmp_path):
+    fit(
+        tmp_path,
+        text_corpus,
+        Phases(bag_size=2, ratio=0.5),
+        steps=14,
+        log_every_n_steps=5,
+        limit_val_batches=0,
+    )
+    assert [int(row["step"]) for row in rows(tmp_path)] == [1, 5, 7, 8, 10, 14]
+
+
+# ---------------------------------------------------------------------------- leakage
+
+
+def shifted_then_bagged(bags):
+    """The fault that this test must find: labels shifted by one token, then bagged."""
+    tokens = bags.flatten(-2)
+    shifted = torch.cat([tokens[..., 1:], torch.full_like(tokens[..., :1], -100)], dim=-1)
+    return fold(shifted, bags.shape[-1])
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_nothing_can_be_learned_from_random_tokens(planted, tmp_path, monkeypatch):
+    vocab_size, bag_size = 32, 4
+    if planted:
+        monkeypatch.setattr(tst_lightning.module, "next_bag_targets", shifted_then_bagged)
+    generator = torch.Generator().manual_seed(0)
+
+    def random_bags(count):
+        return torch.randint(vocab_size, (count, 16, bag_size), generator=generator)
+
+    module = TSTModule(
+        network(vocab_size, width=32),
+        Phases(bag_size=bag_size, ratio=1.0),
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.1),
+    )
+    loader = DataLoader(random_bags(150 * 16), batch_size=16)
+    trainer(tmp_path, 150).fit(module, loader)
+    with torch.no_grad():
+        held_out = module.training_step(random_bags(256), 0).item()
+    if planted:
+        assert held_out < 0.97 * math.log(vocab_size), "the planted leak was not learned, so the test shows nothing"
+    else:
+        assert held_out == pytest.approx(math.log(vocab_size), rel=0.01)
+
+
+# ---------------------------------------------------------------------------- faults
+
+
+def test_a_batch_of_another_phase_stops_the_run(tmp_path):
+    module = TSTModule(network(), Phases(bag_size=4, ratio=0.5))
+    loader = DataLoader(torch.zeros(64, 8, 4, dtype=torch.long), batch_size=4)
+    with pytest.raises(RuntimeError, match=r"step 4 belongs to the recovery phase .* shape \(4, 8, 4\)"):
+        trainer(tmp_path, 8).fit(module, loader)
+
+
+def test_all_faults_at_once_before_anything_starts(text_corpus, tmp_path):
+    module = TSTModule(network(vocab_size=100), Phases(bag_size=5, ratio=0.5), warmup_steps=9, weighting="steep")
+    with pytest.raises(UserError) as error:
+        trainer(tmp_path, 8, accumulate_grad_batches=3).fit(module, data(text_corpus, module.phases))
+    faults = "\n".join(error.value.faults)
+    for fragment in (
+        "weighting='steep' is unknown",
+        "warmup_steps=9",
+        "global_batch_size=4 is not a multiple of 3",
+        f"vocabulary of {VOCABULARY}, but the network has 100 rows",
+    ):
+        assert fragment in faults
+    assert not (tmp_path / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"phases": Phases(bag_size=5, ratio=0.5)}, "bag size 5 does not divide data.unit_windows=48"),
+        (
+            {"phases": Phases(stages=[Stage(12, 0.2), Stage(8, 0.2)])},
+            "bag size 8 does not divide 12, the bag size of the stage before it",
+        ),
+        ({"data_options": {"latent_length": 10**5}}, "less than one window"),
+        ({"data_options": {"latent_length": 0}}, "data.latent_length=0 must be at least 1"),
+        ({"steps": -1}, "set trainer.max_steps"),
+    ],
+)
+def test_data_faults(options, message, text_corpus, tmp_path):
+    options = {"phases": None, **options}
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path, text_corpus, **options)
+
+
+def test_a_run_that_reads_the_corpus_twice_is_told_so(text_corpus):
+    phases = Phases(bag_size=16, ratio=1.0)
+    lines = data(text_corpus, phases).describe(phases.schedule(10**4), vocab_size=VOCABULARY + 64)
+    assert any("64 are never trained on" in line for line in lines)
+    assert any(line.startswith("WARNING") and "epochs" not in line and "times" in line for line in lines)
+    assert not any(
+        line.startswith(("WARNING", "NOTE"))
+        for line in data(text_corpus, None).describe(PhaseSchedule.from_ratio(1, 0, 3), vocab_size=VOCABULARY)
+    )
+
+
+# ---------------------------------------------------------------------------- processes
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(text_corpus, tmp_path):
+    """DDP over gloo: the same batches, losses, norms and held-out loss to fp32 rounding; resumed by one process."""
+    script = os.path.join(os.path.dirname(__file__), "two_processes.py")
+    phases = Phases(bag_size=4, ratio=0.5)
+    fit(tmp_path / "one", text_corpus, phases, val_check_interval=4, data_options={"val_batch_size": 3})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    result = subprocess.run(
+        [sys.executable, script, str(text_corpus.directory), str(tmp_path / "two")],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    one, two = rows(tmp_path / "one"), rows(tmp_path / "two")
+    assert len(one) == len(two) == 10
+    for a, b in zip(one, two, strict=True):
+        assert {k: float(v) for k, v in a.items() if v} == pytest.approx(
+            {k: float(v) for k, v in b.items() if v}, rel=1e-5
+        )
+
+
+# ---------------------------------------------------------------------------- checkpoints
+
+
+def test_checkpoints_hold_tensors_and_plain_types_and_say_what_they_are(text_corpus, tmp_path):
+    phases = Phases(bag_size=4, ratio=0.5)
+    checkpoint = StepCheckpoint(every_n_steps=3, keep=2)
+    fit(tmp_path, text_corpus, phases, callbacks=[checkpoint], enable_checkpointing=True)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-000000006.ckpt", "step-000000008.ckpt"]
+    saved = torch.load(tmp_path / "checkpoints" / names[0], weights_only=True)
+    assert saved["tst_lightning"]["step"] == 6
+    assert saved["tst_lightning"]["windows_read"] == 4 * 4 + 2
+    assert saved["tst_lightning"]["schedule"] == {"phases": [[4, 0, 4], [1, 4, 8]]}
+    assert TransformerConfig.from_dict(saved["tst_lightning"]["network"]) == network().config
+
+
+def test_the_newest_checkpoints_are_kept_by_number_and_all_if_asked(text_corpus, tmp_path):
+    fit(
+        tmp_path, text_corpus, None, steps=11, enable_checkpointing=True, limit_val_batches=0,
+        callbacks=[StepCheckpoint(every_n_steps=1, keep=-1)],
+    )  # fmt: skip
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 11

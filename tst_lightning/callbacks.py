@@ -1,0 +1,341 @@
+"""What happens around the training step: the switch, the log, checkpoints, progress, the opening summary."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+from tqdm import tqdm
+
+from tst_lightning.loggers import ResumableLogger
+from tst_lightning.phases import Phase, PhaseSchedule
+from tst_lightning.text import count
+
+if TYPE_CHECKING:
+    from tst_lightning.module import TSTModule
+
+
+def latent_tokens_per_step(trainer: Trainer, batch: Tensor) -> int:
+    """Positions that the model runs on in one optimiser step, over all ranks and micro-batches."""
+    B, L = batch.shape[:2]
+    return B * L * trainer.world_size * trainer.accumulate_grad_batches
+
+
+class PhaseSwitch(Callback):
+    """Acts where one phase ends and the next begins; :class:`~tst_lightning.TSTModule` brings it along.
+
+    It announces the switch, and stops the run loudly if a batch's shape disagrees with the schedule. It takes
+    no schedule and keeps no state: both come from ``pl_module.schedule`` and ``trainer.global_step``.
+    """
+
+    def on_train_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: TSTModule,  # type: ignore[override]
+        batch: Tensor,
+        batch_idx: int,
+    ) -> None:
+        """Hold the batch against the schedule."""
+        phase = pl_module.schedule.at(trainer.global_step)
+        found = batch.shape[2] if batch.ndim == 3 else 1
+        if found != phase.bag_size or batch.ndim not in (2, 3):
+            raise RuntimeError(
+                f"step {trainer.global_step} belongs to the {phase.name} phase with bag size {phase.bag_size}, but its "
+                f"batch has shape {tuple(batch.shape)}: expected "
+                f"{'(B, L)' if phase.bag_size == 1 else f'(B, L, {phase.bag_size})'}. The data was read in "
+                "another order than the schedule's"
+            )
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TSTModule,  # type: ignore[override]
+        outputs: Any,
+        batch: Tensor,
+        batch_idx: int,
+    ) -> None:
+        """Announce the next phase after the last step of this one; ask for the closing validation at the end."""
+        step = trainer.global_step
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        if step in pl_module.schedule.boundaries:
+            before, after = pl_module.schedule.at(step - 1), pl_module.schedule.at(step)
+            _say(f"step {step}: the {before.name} phase ({_bags(before)}) ends, {after.name} ({_bags(after)}) begins")
+        if step == pl_module.schedule.total_steps:
+            trainer.should_stop = True  # makes Lightning validate here whatever val_check_interval is
+
+
+class StepMetrics(Callback):
+    """Logs the training metrics of one optimiser step; :class:`~tst_lightning.TSTModule` brings it along.
+
+    A row is written at every multiple of ``trainer.log_every_n_steps``, at the first and last step of the run
+    and of every phase. ``step`` counts the optimiser steps done. ``train/superposition_loss`` or
+    ``train/loss`` (next-token) is that step's mean over micro-batches and ranks, in nats a token; ``lr`` and
+    ``grad_norm`` (before clipping) are that step's; ``tokens/data`` and ``tokens/latent`` count from step 0.
+    Nothing is synchronised with the device on other steps.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._loss: Tensor | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start from the restored step."""
+        self._step, self._loss = trainer.global_step, None
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TSTModule,  # type: ignore[override]
+        outputs: Mapping[str, Tensor],  # type: ignore[override]
+        batch: Tensor,
+        batch_idx: int,
+    ) -> None:
+        """Gather the micro-batch's share of the loss, and write the row where one is due."""
+        share = outputs["loss"]  # Lightning has divided it by accumulate_grad_batches
+        self._loss = share if self._loss is None else self._loss + share
+        if trainer.global_step == self._step:
+            return
+        step, loss = trainer.global_step, self._loss
+        self._step, self._loss = step, None
+        schedule = pl_module.schedule
+        phase = schedule.at(step - 1)
+        log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if step % log_every and step not in (phase.start + 1, phase.stop):
+            return
+        per_step = latent_tokens_per_step(trainer, batch)
+        pl_module.log_row(
+            {
+                f"train/{'loss' if phase.bag_size == 1 else 'superposition_loss'}": trainer.strategy.reduce(
+                    loss, reduce_op="mean"
+                ),
+                "lr": pl_module.step_lr,
+                "grad_norm": pl_module.step_grad_norm,
+                "tokens/data": schedule.position(step) * per_step,
+                "tokens/latent": step * per_step,
+                "phase/bag_size": phase.bag_size,
+            }
+        )
+
+
+class StepCheckpoint(Checkpoint):
+    """Saves whole-step checkpoints that a killed run goes on from exactly.
+
+    One is due every ``every_n_steps`` optimiser steps, at every switch and at the end; where a validation
+    follows the same step it is saved after it, so that no validation is missing or doubled on a resume.
+    The logs are flushed first, and their place goes into the checkpoint: a resume takes them back there. Files
+    appear under their final name only when whole. The newest ``keep`` by step number stay.
+
+    Args:
+        every_n_steps: optimiser steps between checkpoints.
+        keep: how many of the newest to keep; -1 for all.
+        directory: where to; ``checkpoints`` in the run's directory by default.
+    """
+
+    def __init__(self, every_n_steps: int = 1000, keep: int = 2, directory: str | None = None) -> None:
+        super().__init__()
+        self.every_n_steps = every_n_steps
+        self.keep = keep
+        self.directory = directory
+        self._last_saved = -1
+
+    def folder(self, trainer: Trainer) -> Path:
+        """Where this run's checkpoints are."""
+        return Path(self.directory) if self.directory else Path(trainer.default_root_dir) / "checkpoints"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The step that was resumed from is saved already; without one, what an earlier try logged is dropped."""
+        self._last_saved = trainer.global_step
+        if trainer.global_step == 0:
+            self._rewind(trainer, {})
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save after the step unless a validation follows it."""
+        loop = trainer.fit_loop
+        # no public question for it as of Lightning 2.6.6
+        if self._due(trainer) and not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):  # type: ignore[arg-type]
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save after the validation that followed the step."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._due(trainer):
+            self._save(trainer)
+
+    def _due(self, trainer: Trainer) -> bool:
+        step = trainer.global_step
+        schedule: PhaseSchedule = trainer.lightning_module.schedule  # type: ignore[assignment]
+        return step > self._last_saved and (
+            step % self.every_n_steps == 0 or step in schedule.boundaries or step == schedule.total_steps
+        )
+
+    def _save(self, trainer: Trainer) -> None:
+        step = self._last_saved = trainer.global_step
+        folder = self.folder(trainer)
+        path = folder / f"step-{step:09d}.ckpt"
+        temporary = folder / f"{path.name}.tmp"
+        trainer.save_checkpoint(temporary)
+        if trainer.is_global_zero:
+            if path.exists():
+                _remove(path)
+            os.replace(temporary, path)
+            if self.keep >= 0:
+                for old in list_checkpoints(folder)[: -self.keep or None]:
+                    _remove(old)
+        trainer.strategy.barrier("StepCheckpoint")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Flush the logs and note their place."""
+        checkpoint["logs"] = {
+            type(logger).__name__: logger.place()
+            for logger in trainer.loggers
+            if isinstance(logger, ResumableLogger) and trainer.is_global_zero
+        }
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take the logs back to where the checkpoint was saved."""
+        if trainer.state.fn == "fit":
+            self._rewind(trainer, checkpoint.get("logs", {}))
+
+    @rank_zero_only
+    def _rewind(self, trainer: Trainer, places: Mapping[str, dict[str, Any]]) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, ResumableLogger):
+                logger.rewind(places.get(type(logger).__name__, {}))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints of :class:`StepCheckpoint` in ``folder``, oldest step first."""
+    found = [(int(m[1]), p) for p in folder.glob("step-*.ckpt") if (m := re.fullmatch(r"step-(\d+)\.ckpt", p.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _remove(path: Path) -> None:
+    """A checkpoint is a file, or a directory when it is sharded."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class StepProgress(ProgressBar):
+    """A progress bar in optimiser steps with the phase and both token counts; plain lines off a terminal."""
+
+    REFRESH_SECONDS = 0.5
+    PLAIN_LINES = 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar: tqdm[Any] | None = None
+        self._enabled = True
+        self._refreshed = 0.0
+
+    def disable(self) -> None:
+        """Lightning calls this off rank 0."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """The inverse of :meth:`disable`."""
+        self._enabled = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: TSTModule) -> None:  # type: ignore[override]
+        """Open the bar at the restored step."""
+        if self._enabled and sys.stderr.isatty():
+            self._bar = tqdm(
+                total=pl_module.schedule.total_steps,
+                initial=trainer.global_step,
+                unit="step",
+                dynamic_ncols=True,
+            )
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TSTModule,  # type: ignore[override]
+        outputs: Mapping[str, Tensor],  # type: ignore[override]
+        batch: Tensor,
+        batch_idx: int,
+    ) -> None:
+        """Show where the run is, at most twice a second."""
+        if not self._enabled or (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        step, schedule = trainer.global_step, pl_module.schedule
+        if self._bar is not None:
+            due = time.monotonic() - self._refreshed > self.REFRESH_SECONDS
+        else:
+            due = step % max(1, schedule.total_steps // self.PLAIN_LINES) == 0
+        if not (due or step == schedule.total_steps):
+            return
+        self._refreshed = time.monotonic()
+        phase = schedule.at(step - 1)
+        per_step = latent_tokens_per_step(trainer, batch)
+        facts = (
+            f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}, "
+            f"{count(schedule.position(step) * per_step)} data and {count(step * per_step)} latent tokens"
+        )
+        if self._bar is None:
+            _say(f"step {step} of {schedule.total_steps}: {phase.name} ({_bags(phase)}), {facts}")
+        else:
+            self._bar.set_description(f"{phase.name} ({_bags(phase)})", refresh=False)
+            self._bar.set_postfix_str(facts, refresh=False)
+            self._bar.update(step - self._bar.n)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """One line with the held-out loss."""
+        if self._enabled and not trainer.sanity_checking and "val/loss" in trainer.callback_metrics:
+            loss, perplexity = (float(trainer.callback_metrics[f"val/{name}"]) for name in ("loss", "perplexity"))
+            _say(f"step {trainer.global_step}: held-out loss {loss:.4f} nats a token, perplexity {perplexity:.2f}")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar, so that the error stands on a line of its own."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class RunSummary(Callback):
+    """Opens the run with what is about to happen: parameters, phases, corpus, where the results go."""
+
+    @rank_zero_only
+    def on_train_start(self, trainer: Trainer, pl_module: TSTModule) -> None:  # type: ignore[override]
+        """Print the summary."""
+        parameters = sum(p.numel() for p in pl_module.parameters())
+        lines = [
+            f"network        {type(pl_module.network).__name__}, {count(parameters)} parameters ({parameters:,})",
+            f"precision      {trainer.precision}, {trainer.world_size} process(es), "
+            f"{trainer.accumulate_grad_batches} micro-batch(es) a step, torch {torch.__version__}",
+        ]
+        describe = getattr(trainer.datamodule, "describe", None)  # type: ignore[attr-defined]
+        if describe is not None:
+            lines += describe(pl_module.schedule, vocab_size=pl_module.vocab_size)
+        lines.append(f"results        {trainer.default_root_dir}")
+        if trainer.global_step:
+            lines.append(f"resuming       at step {trainer.global_step} of {pl_module.schedule.total_steps}")
+        for line in lines:
+            _say(line)
+
+
+def _bags(phase: Phase) -> str:
+    return "plain tokens" if phase.bag_size == 1 else f"bags of {phase.bag_size}"
+
+
+@rank_zero_only
+def _say(line: str) -> None:
+    tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()

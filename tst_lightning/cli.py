@@ -1,0 +1,190 @@
+"""LightningCLI for ``fit`` and ``validate``: one recipe, the phases at its top, one directory a run."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+from tst_lightning.callbacks import RunSummary, StepCheckpoint, StepProgress, list_checkpoints
+from tst_lightning.data.datamodule import TSTDataModule
+from tst_lightning.errors import UserError
+from tst_lightning.loggers import MetricsCSV, TensorBoard, is_rank_zero
+from tst_lightning.module import ADAMW, RECORD, TSTModule
+from tst_lightning.phases import Phases
+
+
+def run_trainer(arguments: list[str]) -> int:
+    """Run ``fit`` or ``validate``.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: with every fault in what the user gave.
+    """
+    _quiet()
+    try:
+        TSTCLI(args=_from_run_directory(arguments))
+    except MisconfigurationException as error:
+        raise UserError(str(error)) from error
+    except _NothingToDo as done:
+        sys.stdout.write(f"{done}\n")
+    return 0
+
+
+class TSTCLI(LightningCLI):
+    """LightningCLI with ``phases`` linked into model and data, and runs that continue in place."""
+
+    def __init__(self, args: list[str]) -> None:
+        super().__init__(
+            TSTModule,
+            TSTDataModule,
+            args=args,
+            save_config_callback=KeepConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            trainer_defaults={
+                "default_root_dir": "runs/run",
+                "use_distributed_sampler": False,  # ours shards the exact order
+                "num_sanity_val_steps": 0,
+                "check_val_every_n_epoch": None,
+                "enable_model_summary": False,
+                "log_every_n_steps": 10,
+            },
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The two that have a meaning here."""
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
+            "validate": {"model", "dataloaders", "datamodule"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Put the phases at the recipe's top, and StepCheckpoint beside the trainer."""
+        parser.add_argument("--phases", type=Phases, default=Phases(), help="bag size and ratio, or stages")
+        # jsonargparse 4.53 cannot read a tuple out of the default in the signature
+        parser.set_defaults({"model.optimizer": {"class_path": "torch.optim.AdamW", "init_args": ADAMW}})
+        parser.link_arguments("phases", "model.phases")
+        parser.link_arguments("phases", "data.phases")
+        parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, without Lightning's warning that ``sys.argv`` holds arguments too: they are the same."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would let what is stored in a checkpoint override the recipe: the recipe counts."""
+
+    def before_instantiate_classes(self) -> None:
+        """Turn ``last`` or a run's directory into a checkpoint file before anything is built."""
+        config = self.config[self.subcommand]
+        trainer = config.trainer
+        if config.ckpt_path is not None:
+            path = Path(config.ckpt_path)
+            if (path / "checkpoints").is_dir():  # a run's directory: go on there
+                trainer.default_root_dir = str(path)
+                config.ckpt_path = "last"
+        run = Path(trainer.default_root_dir)
+        checkpoints = list_checkpoints(Path(config.checkpoint.directory or run / "checkpoints"))
+        if config.ckpt_path == "last":
+            if checkpoints:
+                config.ckpt_path = str(checkpoints[-1])
+            elif self.subcommand == "fit":
+                sys.stdout.write(f"no checkpoint in {run} yet: starting at step 0\n")
+                config.ckpt_path = None
+            else:
+                raise UserError(f"there is no checkpoint in {run}: give one by --ckpt_path")
+        elif config.ckpt_path is not None:
+            if not Path(config.ckpt_path).exists():
+                raise UserError(f"--ckpt_path {config.ckpt_path}: there is no such checkpoint or run directory")
+        elif self.subcommand == "fit" and is_rank_zero() and (run / "metrics.csv").exists():
+            raise UserError(
+                f"{run} already holds a run: go on with it by --ckpt_path last, choose another "
+                "--trainer.default_root_dir, or delete it"
+            )
+        config.weights_only = True  # nothing that a checkpoint may hold is ever executed
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Both logs, the progress bar and the summary by default; ``trainer.logger: false`` turns logs off."""
+        trainer = self.config_init[self.subcommand].trainer
+        if trainer.logger in (None, True):
+            trainer.logger = [MetricsCSV(trainer.default_root_dir), TensorBoard(trainer.default_root_dir)]
+        trainer.callbacks = [*(trainer.callbacks or []), RunSummary()]
+        if trainer.enable_progress_bar in (None, True):
+            trainer.callbacks.append(StepProgress())
+        return super().instantiate_trainer(**kwargs)
+
+    def before_fit(self) -> None:
+        """Every fault before anything is written."""
+        path = self.config_init[self.subcommand].ckpt_path
+        checkpoint = None if path is None else _peek(path)
+        self.model.check(self.trainer, self.datamodule, checkpoint)
+        if checkpoint is not None and checkpoint[RECORD]["step"] == self.model.schedule.total_steps:
+            raise _NothingToDo(f"{path} is the end of this run: there is nothing left to train")
+
+
+class KeepConfig(SaveConfigCallback):
+    """Writes ``config.yaml`` into the run's directory, and each resume's config beside it."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Called on rank 0 when the run is set up."""
+        if stage != "fit":
+            return
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = "config.yaml"
+        if self.config.ckpt_path is not None:
+            resumes = 1
+            while (folder / f"config-resume-{resumes}.yaml").exists():
+                resumes += 1
+            name = f"config-resume-{resumes}.yaml"
+        self.parser.save(self.config, str(folder / name), skip_none=False, overwrite=True)
+
+
+class _NothingToDo(Exception):
+    """The run is complete."""
+
+
+def _peek(path: str) -> dict[str, Any]:
+    """A checkpoint's record without its tensors being read."""
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:
+        raise UserError(f"{path} is not a whole checkpoint ({type(error).__name__}): choose an older one") from error
+    return checkpoint
+
+
+def _from_run_directory(arguments: list[str]) -> list[str]:
+    """Let ``fit --ckpt_path RUN`` alone use the recipe that the run keeps."""
+    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    given.add_argument("--ckpt_path")
+    given.add_argument("-c", "--config", action="append")
+    known, _ = given.parse_known_args(arguments)
+    if known.ckpt_path and not known.config:
+        recipe = Path(known.ckpt_path) / "config.yaml"
+        if recipe.is_file():
+            return [arguments[0], f"--config={recipe}", *arguments[1:]]
+    return arguments
+
+
+def _quiet() -> None:
+    """Leave what the user should read: Lightning's tips and device notes go."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # one loader process or none is right here: a read costs less than handing it over
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # Lightning 2.6.6 calls what torch 2.14 deprecates
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*", category=FutureWarning)

@@ -1,0 +1,248 @@
+"""The LightningModule: one training step for both phases, plain validation, exact resume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import MeanMetric
+
+from tst_lightning.bags import IGNORE_INDEX, fold, next_bag_targets
+from tst_lightning.callbacks import PhaseSwitch, StepMetrics
+from tst_lightning.errors import UserError
+from tst_lightning.losses import bag_weights
+from tst_lightning.optim import decay_groups, schedule_faults, warmup_stable_decay
+from tst_lightning.phases import Phases, PhaseSchedule
+
+RECORD = "tst_lightning"  # the key of our own record in a checkpoint
+ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the default optimiser
+
+
+class TSTModule(LightningModule):
+    """Trains a network with Token Superposition Training; the result is an ordinary language model.
+
+    The phase is read off the batch, which the data order makes a pure function of the optimiser step:
+    ``(B, L, S)`` bags of tokens in a superposition phase, ``(B, L)`` plain tokens in the recovery phase.
+    :class:`~tst_lightning.PhaseSwitch` holds every batch against the schedule.
+
+    Args:
+        network: called as ``network(bags (B, L, S), targets (B, L, S), weighting=...)`` for the loss and as
+            ``network(bags)`` for logits ``(B, L, V)``, such as :class:`~tst_lightning.Transformer`.
+        phases: the recipe's phases (linked to the recipe's top in the command line); all recovery if None.
+        weighting: how the loss weighs the places of a bag: ``uniform``, ``power_law``, ``exponential``,
+            ``first``, or one number for each place.
+        optimizer: any torch optimiser; gets parameter groups in which norms and biases do not decay.
+        warmup_steps: linear learning-rate warm-up, in optimiser steps.
+        decay_ratio: share of the run, at its end, over which the rate falls linearly.
+        final_lr_factor: what the rate falls to, as a multiple of its peak.
+    """
+
+    schedule: PhaseSchedule  # resolved in setup
+
+    def __init__(
+        self,
+        network: nn.Module,
+        phases: Phases | None = None,
+        weighting: str | list[float] = "uniform",
+        optimizer: OptimizerCallable = lambda params: torch.optim.AdamW(params, **ADAMW),
+        warmup_steps: int = 0,
+        decay_ratio: float = 0.1,
+        final_lr_factor: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.phases = phases or Phases()
+        self.weighting = weighting
+        self.optimizer = optimizer
+        self.warmup_steps = warmup_steps
+        self.decay_ratio = decay_ratio
+        self.final_lr_factor = final_lr_factor
+        self.val_loss = MeanMetric()
+        self.step_lr = math.nan
+        self.step_grad_norm: Tensor | float = math.nan
+
+    # ------------------------------------------------------------------ the method
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """The loss of one micro-batch: ``(B, L, S)`` bags, or ``(B, L)`` tokens as bags of one."""
+        bags_BLS = (batch if batch.ndim == 3 else fold(batch, 1)).long()
+        loss: Tensor = self.network(
+            bags_BLS, next_bag_targets(bags_BLS), weighting=self.weighting if batch.ndim == 3 else "uniform"
+        )
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Plain next-token loss whatever the phase: tokens ``(B, L)``, and which of the B windows count."""
+        tokens_BL, counts_B = batch
+        bags_BLS = fold(tokens_BL, 1).long()
+        targets_BLS = next_bag_targets(bags_BLS).masked_fill(~counts_B[:, None, None], IGNORE_INDEX)
+        loss = self.network(bags_BLS, targets_BLS)
+        self.val_loss.update(loss, weight=(targets_BLS != IGNORE_INDEX).sum())
+
+    def on_validation_epoch_end(self) -> None:
+        """``val/loss`` in nats a token over all held-out windows of all ranks, and its exponential."""
+        loss = self.val_loss.compute()
+        self.val_loss.reset()
+        metrics = {"val/loss": loss, "val/perplexity": loss.exp()}
+        self.log_dict(metrics, logger=False)  # for callbacks that monitor; our own row has the right step
+        if not self.trainer.sanity_checking:
+            self.log_row(metrics)
+
+    # ------------------------------------------------------------------ optimisation
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """The chosen optimiser over groups by name, and warmup-stable-decay as a function of the step."""
+        optimizer = self.optimizer(decay_groups(self.named_parameters()))
+        total_steps = self.schedule.total_steps
+
+        def factor(step: int) -> float:
+            return warmup_stable_decay(
+                step,
+                total_steps=total_steps,
+                warmup_steps=self.warmup_steps,
+                decay_ratio=self.decay_ratio,
+                final_factor=self.final_lr_factor,
+            )
+
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
+        }
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip, and keep the global norm before clipping and the rate of this step for the log."""
+        self.step_lr = optimizer.param_groups[0]["lr"]
+        by_norm = gradient_clip_val and gradient_clip_algorithm in (None, "norm")
+        max_norm = float(gradient_clip_val) if gradient_clip_val and by_norm else math.inf
+        # FSDP1 wants its own root to do it (Lightning raises there, as of 2.6.6)
+        clip = getattr(self.trainer.strategy.model, "clip_grad_norm_", None)
+        self.step_grad_norm = (
+            clip(max_norm) if callable(clip) else nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+        )
+        if gradient_clip_val and not by_norm:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    # ------------------------------------------------------------------ the run
+
+    def configure_callbacks(self) -> list[Callback]:
+        """The switch and the training log, in notebooks as on the command line."""
+        return [PhaseSwitch(), StepMetrics()]
+
+    def setup(self, stage: str) -> None:
+        """Resolve the schedule, and refuse a run that cannot work before it starts."""
+        if stage == "fit":
+            self.check(self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def check(self, trainer: Trainer, datamodule: Any = None, checkpoint: Mapping[str, Any] | None = None) -> None:
+        """Resolve ``schedule``, and hold everything that the run was given against everything else.
+
+        Args:
+            trainer: whose steps, ranks and accumulation count.
+            datamodule: asked for its own faults if it can tell (:meth:`tst_lightning.TSTDataModule.faults`).
+            checkpoint: what is to be resumed from, if anything.
+
+        Raises:
+            UserError: with all faults at once.
+        """
+        faults: list[str] = []
+        schedule = None
+        try:
+            schedule = self.schedule = self.phases.schedule(trainer.max_steps)
+        except UserError as error:
+            faults += error.faults
+        else:
+            for phase in schedule.phases:
+                if phase.bag_size > 1:
+                    faults += _faults(bag_weights, self.weighting, phase.bag_size)
+            faults += schedule_faults(
+                total_steps=schedule.total_steps,
+                warmup_steps=self.warmup_steps,
+                decay_ratio=self.decay_ratio,
+                final_factor=self.final_lr_factor,
+            )
+        if hasattr(datamodule, "faults"):
+            faults += datamodule.faults(trainer, vocab_size=self.vocab_size)
+        if checkpoint is not None and not faults:
+            faults += self.resume_faults(checkpoint, datamodule)
+        if faults:
+            raise UserError(dict.fromkeys(faults))  # each fault once
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Rows of the network's vocabulary, where its config says."""
+        size = getattr(getattr(self.network, "config", None), "vocab_size", None)
+        return size if isinstance(size, int) else None
+
+    def log_row(self, metrics: Mapping[str, float | Tensor]) -> None:
+        """Write one row to every logger, at the number of optimiser steps done."""
+        values = {name: float(value) if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, step=self.trainer.global_step)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what defines the run, in plain types: schedule, windows read, network shape, data order."""
+        step = self.trainer.global_step
+        record = self._record(self.trainer.datamodule)  # type: ignore[attr-defined]
+        checkpoint[RECORD] = {**record, "step": step, "windows_read": self.schedule.position(step)}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to go on with a run that is not the same one, with every difference."""
+        if self.trainer.state.fn == "fit":
+            faults = self.resume_faults(checkpoint, self.trainer.datamodule)  # type: ignore[attr-defined]
+            if faults:
+                raise UserError(faults)
+
+    def _record(self, datamodule: Any) -> dict[str, Any]:
+        """What must be the same on a resume, in plain types."""
+        config = getattr(self.network, "config", None)
+        return {
+            "schedule": self.schedule.to_dict(),
+            "network": config.to_dict() if config is not None and hasattr(config, "to_dict") else {},
+            "data": datamodule.record() if hasattr(datamodule, "record") else {},
+        }
+
+    def resume_faults(self, checkpoint: Mapping[str, Any], datamodule: Any = None) -> list[str]:
+        """Why this run cannot go on from ``checkpoint``: empty if it can."""
+        saved = checkpoint.get(RECORD)
+        if saved is None:
+            return ["the checkpoint was not saved by a TST run: there is no schedule in it to go on with"]
+        faults = []
+        old = PhaseSchedule.from_dict(saved["schedule"])
+        if old != self.schedule:
+            faults.append(
+                f"the checkpoint's phases are {old}, but this run's are {self.schedule}: resume with the phases and "
+                "trainer.max_steps that it was started with, or start a new run"
+            )
+        here = self._record(datamodule)
+        for name in ("network", "data"):
+            for key in sorted(saved[name].keys() | here[name].keys()):
+                before, now = saved[name].get(key), here[name].get(key)
+                if before != now:
+                    faults.append(
+                        f"{name}.{key} was {before} in the checkpoint's run and is {now} here: resume with {before}, "
+                        "or start a new run"
+                    )
+        return faults
+
+
+def _faults(check: Any, *args: Any) -> tuple[str, ...]:
+    try:
+        check(*args)
+    except UserError as error:
+        return error.faults
+    return ()
