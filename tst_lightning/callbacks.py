@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from tqdm import tqdm
 
+from tst_lightning.errors import UserError
 from tst_lightning.loggers import ResumableLogger
 from tst_lightning.phases import Phase, PhaseSchedule
 from tst_lightning.text import count
@@ -155,15 +156,24 @@ class StepCheckpoint(Checkpoint):
         return Path(self.directory) if self.directory else Path(trainer.default_root_dir) / "checkpoints"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The step that was resumed from is saved already; without one, what an earlier try logged is dropped."""
+        """The step that was resumed from is saved already; what a try without any checkpoint logged is dropped.
+
+        Raises:
+            UserError: if the run starts at step 0 where another one left checkpoints.
+        """
         self._last_saved = trainer.global_step
         if trainer.global_step == 0:
+            faults = resume_faults(self.folder(trainer), None)
+            if faults:
+                raise UserError(faults)
             self._rewind(trainer, {})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save after the step unless a validation follows it."""
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
         loop = trainer.fit_loop
         # no public question for it as of Lightning 2.6.6
         if self._due(trainer) and not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):  # type: ignore[arg-type]
@@ -178,7 +188,10 @@ class StepCheckpoint(Checkpoint):
         step = trainer.global_step
         schedule: PhaseSchedule = trainer.lightning_module.schedule  # type: ignore[assignment]
         return step > self._last_saved and (
-            step % self.every_n_steps == 0 or step in schedule.boundaries or step == schedule.total_steps
+            step % self.every_n_steps == 0
+            or step in schedule.boundaries
+            or step == schedule.total_steps
+            or trainer.should_stop  # by max_time or early stopping
         )
 
     def _save(self, trainer: Trainer) -> None:
@@ -186,6 +199,8 @@ class StepCheckpoint(Checkpoint):
         folder = self.folder(trainer)
         path = folder / f"step-{step:09d}.ckpt"
         temporary = folder / f"{path.name}.tmp"
+        if trainer.is_global_zero and temporary.exists():  # from a run that was killed while it saved
+            _remove(temporary)
         trainer.save_checkpoint(temporary)
         if trainer.is_global_zero:
             if path.exists():
@@ -198,22 +213,62 @@ class StepCheckpoint(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Flush the logs and note their place."""
-        checkpoint["logs"] = {
-            type(logger).__name__: logger.place()
-            for logger in trainer.loggers
-            if isinstance(logger, ResumableLogger) and trainer.is_global_zero
-        }
+        if trainer.is_global_zero:
+            checkpoint["logs"] = {name: logger.place() for name, logger in _resumable(trainer).items()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take the logs back to where the checkpoint was saved."""
+        """Take the logs back to where the checkpoint was saved.
+
+        Raises:
+            UserError: if that would drop what another checkpoint or another run needs.
+        """
         if trainer.state.fn == "fit":
+            faults = resume_faults(self.folder(trainer), trainer.ckpt_path)
+            if faults:
+                raise UserError(faults)
             self._rewind(trainer, checkpoint.get("logs", {}))
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Say how to go on."""
+        checkpoints = list_checkpoints(self.folder(trainer))
+        if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "fit":
+            _say(
+                f"interrupted at step {trainer.global_step}: the same command with --ckpt_path last goes on from "
+                f"{checkpoints[-1].name if checkpoints else 'step 0, for no checkpoint was due yet'}"
+            )
 
     @rank_zero_only
     def _rewind(self, trainer: Trainer, places: Mapping[str, dict[str, Any]]) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, ResumableLogger):
-                logger.rewind(places.get(type(logger).__name__, {}))
+        for name, logger in _resumable(trainer).items():
+            logger.rewind(places.get(name, {}))
+
+
+def resume_faults(folder: Path, ckpt_path: str | os.PathLike[str] | None) -> list[str]:
+    """Why a run that keeps its checkpoints in ``folder`` must not go on from ``ckpt_path`` (None: start).
+
+    A resume takes the run's logs back to its checkpoint, so later checkpoints would be left without theirs.
+    """
+    others = list_checkpoints(folder)
+    if ckpt_path is not None:
+        names = [path.name for path in others]
+        if Path(ckpt_path).resolve().parent == folder.resolve() and Path(ckpt_path).name in names:
+            others = others[names.index(Path(ckpt_path).name) + 1 :]
+    if not others:
+        return []
+    return [
+        f"{folder} holds {', '.join(path.name for path in others)} of a run that has gone further: go on with it by "
+        "--ckpt_path last, choose another --trainer.default_root_dir, or move these checkpoints away"
+    ]
+
+
+def _resumable(trainer: Trainer) -> dict[str, ResumableLogger]:
+    """Loggers by class, numbered where there are several of one."""
+    named: dict[str, ResumableLogger] = {}
+    for logger in trainer.loggers:
+        if isinstance(logger, ResumableLogger):
+            kind = type(logger).__name__
+            named[f"{kind}-{sum(name.startswith(f'{kind}-') for name in named)}"] = logger
+    return named
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -253,7 +308,7 @@ class StepProgress(ProgressBar):
             self._bar = tqdm(
                 total=pl_module.schedule.total_steps,
                 initial=trainer.global_step,
-                unit="step",
+                bar_format="{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}",  # fits 80 columns
                 dynamic_ncols=True,
             )
 
@@ -278,15 +333,16 @@ class StepProgress(ProgressBar):
         self._refreshed = time.monotonic()
         phase = schedule.at(step - 1)
         per_step = latent_tokens_per_step(trainer, batch)
-        facts = (
-            f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}, "
-            f"{count(schedule.position(step) * per_step)} data and {count(step * per_step)} latent tokens"
-        )
+        loss = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}"
+        data, latent = count(schedule.position(step) * per_step), count(step * per_step)
         if self._bar is None:
-            _say(f"step {step} of {schedule.total_steps}: {phase.name} ({_bags(phase)}), {facts}")
+            _say(
+                f"step {step} of {schedule.total_steps}: {phase.name} ({_bags(phase)}), {loss}, "
+                f"{data} data and {latent} latent tokens"
+            )
         else:
-            self._bar.set_description(f"{phase.name} ({_bags(phase)})", refresh=False)
-            self._bar.set_postfix_str(facts, refresh=False)
+            self._bar.set_description_str(f"{phase.name} s={phase.bag_size}", refresh=False)
+            self._bar.set_postfix_str(f"{loss} data {data} latent {latent}", refresh=False)
             self._bar.update(step - self._bar.n)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-from tst_lightning.callbacks import RunSummary, StepCheckpoint, StepProgress, list_checkpoints
+from tst_lightning.callbacks import RunSummary, StepCheckpoint, StepProgress, list_checkpoints, resume_faults
 from tst_lightning.data.datamodule import TSTDataModule
 from tst_lightning.errors import UserError
 from tst_lightning.loggers import MetricsCSV, TensorBoard, is_rank_zero
@@ -98,23 +98,28 @@ class TSTCLI(LightningCLI):
                 trainer.default_root_dir = str(path)
                 config.ckpt_path = "last"
         run = Path(trainer.default_root_dir)
-        checkpoints = list_checkpoints(Path(config.checkpoint.directory or run / "checkpoints"))
-        if config.ckpt_path == "last":
-            if checkpoints:
-                config.ckpt_path = str(checkpoints[-1])
-            elif self.subcommand == "fit":
+        folder = Path(config.checkpoint.directory or run / "checkpoints")
+        checkpoints = list_checkpoints(folder)
+        last = config.ckpt_path == "last"
+        if last:
+            config.ckpt_path = str(checkpoints[-1]) if checkpoints else None
+        if config.ckpt_path is not None and not Path(config.ckpt_path).exists():
+            raise UserError(f"--ckpt_path {config.ckpt_path}: there is no such checkpoint or run directory")
+        if self.subcommand == "validate":
+            trainer.logger = False  # it would add a row to the run's log
+            if config.ckpt_path is None:
+                raise UserError(f"there is no checkpoint in {folder}: name one by --ckpt_path")
+        elif is_rank_zero():
+            if faults := resume_faults(folder, config.ckpt_path):
+                raise UserError(faults)
+            goes_on_here = last or (config.ckpt_path is not None and Path(config.ckpt_path) in checkpoints)
+            if not goes_on_here and (run / "metrics.csv").exists():
+                raise UserError(
+                    f"{run} already holds a run: go on with it by --ckpt_path last, choose another "
+                    "--trainer.default_root_dir, or delete it"
+                )
+            if last and not checkpoints:
                 sys.stdout.write(f"no checkpoint in {run} yet: starting at step 0\n")
-                config.ckpt_path = None
-            else:
-                raise UserError(f"there is no checkpoint in {run}: give one by --ckpt_path")
-        elif config.ckpt_path is not None:
-            if not Path(config.ckpt_path).exists():
-                raise UserError(f"--ckpt_path {config.ckpt_path}: there is no such checkpoint or run directory")
-        elif self.subcommand == "fit" and is_rank_zero() and (run / "metrics.csv").exists():
-            raise UserError(
-                f"{run} already holds a run: go on with it by --ckpt_path last, choose another "
-                "--trainer.default_root_dir, or delete it"
-            )
         config.weights_only = True  # nothing that a checkpoint may hold is ever executed
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -18,7 +18,7 @@ from torchmetrics import MeanMetric
 from tst_lightning.bags import IGNORE_INDEX, fold, next_bag_targets
 from tst_lightning.callbacks import PhaseSwitch, StepMetrics
 from tst_lightning.errors import UserError
-from tst_lightning.losses import bag_weights
+from tst_lightning.losses import Weighting, bag_weights
 from tst_lightning.optim import decay_groups, schedule_faults, warmup_stable_decay
 from tst_lightning.phases import Phases, PhaseSchedule
 
@@ -51,7 +51,7 @@ class TSTModule(LightningModule):
         self,
         network: nn.Module,
         phases: Phases | None = None,
-        weighting: str | list[float] = "uniform",
+        weighting: Weighting = "uniform",
         optimizer: OptimizerCallable = lambda params: torch.optim.AdamW(params, **ADAMW),
         warmup_steps: int = 0,
         decay_ratio: float = 0.1,
@@ -93,7 +93,7 @@ class TSTModule(LightningModule):
         self.val_loss.reset()
         metrics = {"val/loss": loss, "val/perplexity": loss.exp()}
         self.log_dict(metrics, logger=False)  # for callbacks that monitor; our own row has the right step
-        if not self.trainer.sanity_checking:
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self.log_row(metrics)
 
     # ------------------------------------------------------------------ optimisation
@@ -158,7 +158,11 @@ class TSTModule(LightningModule):
             UserError: with all faults at once.
         """
         faults: list[str] = []
-        schedule = None
+        if trainer.limit_train_batches not in (None, 1.0) or trainer.overfit_batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            faults.append(
+                "trainer.limit_train_batches, overfit_batches and fast_dev_run would cut the data order short: for a "
+                "trial run set trainer.max_steps (and model.warmup_steps) to a few steps"
+            )
         try:
             schedule = self.schedule = self.phases.schedule(trainer.max_steps)
         except UserError as error:
