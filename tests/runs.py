@@ -38,6 +38,8 @@ def _main(arguments, folder, output):
         os.dup2(file.fileno(), 2)
     os.chdir(folder)
     torch.set_num_threads(1)
+    # else loader processes would come from a fork server of their own, as they never do for a user
+    multiprocessing.set_start_method("fork", force=True)
     try:
         status = main(arguments)
     except SystemExit as stop:  # the parser's

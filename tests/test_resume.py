@@ -128,9 +128,21 @@ def test_what_is_refused(recipe, uninterrupted, tmp_path):
     assert "no such checkpoint" in refused("--ckpt_path=elsewhere.ckpt")
     truncated = tmp_path / "truncated.ckpt"
     truncated.write_bytes(max((uninterrupted / "checkpoints").iterdir()).read_bytes()[:1000])
-    assert "not a whole checkpoint" in refused(f"--ckpt_path={truncated}")
+    fork = "--trainer.default_root_dir=fork"
+    assert "beside" in refused(f"--ckpt_path={truncated}")  # its logs would be taken back to another run's place
+    assert "not a whole checkpoint" in refused(f"--ckpt_path={truncated}", fork)
     torch.save({"state_dict": {}}, truncated)
-    assert "was not saved by a TST run" in refused(f"--ckpt_path={truncated}")
+    assert "was not saved by a TST run" in refused(f"--ckpt_path={truncated}", fork)
+    assert not (uninterrupted.parent / "fork").exists()
+    for change, difference in (
+        ("--model.optimizer.lr=0.5", "optimisation.optimizer.lr was 0.001 in the checkpoint's run and is 0.5 here"),
+        ("--model.optimizer=torch.optim.SGD", "optimisation.optimizer was torch.optim.adamw.AdamW"),
+        ("--model.weighting=first", "optimisation.weighting was uniform"),
+        ("--trainer.gradient_clip_val=2", "optimisation.gradient_clip_val was 1.0"),
+        ("--model.network.init_args.config.hidden_size=32", "network.hidden_size was 16"),
+        ("--data.global_batch_size=8", "data.global_batch_size was 4"),
+    ):
+        assert difference in refused("--ckpt_path=last", change)
 
 
 def test_validate_gives_the_last_held_out_loss_again(recipe, uninterrupted):

@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
-from torch.utils.data import DataLoader
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import tst_lightning.module
 from tests.conftest import VOCABULARY
@@ -59,10 +60,9 @@ def trainer(folder, steps, **options):
     return Trainer(max_steps=steps, **{**defaults, **options})
 
 
-def data(corpus, phases, **options):
+def data(corpus, **options):
     return TSTDataModule(
         str(corpus.directory),
-        phases=phases,
         **{"latent_length": 32, "global_batch_size": 4, "seed": 2, **options},
     )
 
@@ -82,11 +82,11 @@ class Batches(Callback):
         self.seen.append(batch.clone())
 
 
-def fit(folder, corpus, phases, steps=8, *, module_options=None, data_options=None, **options):
+def fit(folder, corpus, phases, steps=8, *, module_options=None, data_options=None, ckpt_path=None, **options):
     module = TSTModule(network(), phases, **(module_options or {}))
     batches = Batches()
     run = trainer(folder, steps, callbacks=[batches, *options.pop("callbacks", [])], **options)
-    run.fit(module, data(corpus, phases, **(data_options or {})))
+    run.fit(module, data(corpus, **(data_options or {})), ckpt_path=ckpt_path)
     return module, batches.seen
 
 
@@ -209,7 +209,7 @@ def test_value_clipping_and_no_clipping(text_corpus, tmp_path):
 def test_held_out_loss_is_token_weighted_over_every_window(text_corpus, tmp_path):
     module, _ = fit(tmp_path, text_corpus, None, steps=2, data_options={"val_batch_size": 3})
     tokens = text_corpus.splits["val"].tokens
-    source = data(text_corpus, None)._dataset("val")._read(0, tokens // 32 * 32)
+    source = data(text_corpus)._dataset("val")._read(0, tokens // 32 * 32)
     windows = torch.from_numpy(source.copy()).view(-1, 32).long()
     assert len(windows) % 3, "the last batch must be a short one for this to show anything"
     with torch.no_grad():
@@ -283,7 +283,7 @@ def test_a_batch_of_another_phase_stops_the_run(tmp_path):
 def test_all_faults_at_once_before_anything_starts(text_corpus, tmp_path):
     module = TSTModule(network(vocab_size=100), Phases(bag_size=5, ratio=0.5), warmup_steps=9, weighting="steep")
     with pytest.raises(UserError) as error:
-        trainer(tmp_path, 8, accumulate_grad_batches=3).fit(module, data(text_corpus, module.phases))
+        trainer(tmp_path, 8, accumulate_grad_batches=3).fit(module, data(text_corpus))
     faults = "\n".join(error.value.faults)
     for fragment in (
         "weighting='steep' is unknown",
@@ -316,36 +316,64 @@ def test_data_faults(options, message, text_corpus, tmp_path):
 
 def test_a_run_that_reads_the_corpus_twice_is_told_so(text_corpus):
     phases = Phases(bag_size=16, ratio=1.0)
-    lines = data(text_corpus, phases).describe(phases.schedule(10**4), vocab_size=VOCABULARY + 64)
+    lines = data(text_corpus).describe(phases.schedule(10**4), vocab_size=VOCABULARY + 64)
     assert any("64 are never trained on" in line for line in lines)
     assert any(line.startswith("WARNING") and "epochs" not in line and "times" in line for line in lines)
     assert not any(
         line.startswith(("WARNING", "NOTE"))
-        for line in data(text_corpus, None).describe(PhaseSchedule.from_ratio(1, 0, 3), vocab_size=VOCABULARY)
+        for line in data(text_corpus).describe(PhaseSchedule.from_ratio(1, 0, 3), vocab_size=VOCABULARY)
     )
 
 
 # ---------------------------------------------------------------------------- processes
 
 
-@pytest.mark.slow
-def test_two_processes_equal_one(text_corpus, tmp_path):
-    """DDP over gloo: the same batches, losses, norms and held-out loss to fp32 rounding; resumed by one process."""
+def close(a, b, rel=1e-5):
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert {k: float(v) for k, v in x.items() if v} == pytest.approx(
+            {k: float(v) for k, v in y.items() if v}, rel=rel
+        )
+
+
+def in_two_processes(corpus, folder, ckpt_path=""):
     script = os.path.join(os.path.dirname(__file__), "two_processes.py")
-    phases = Phases(bag_size=4, ratio=0.5)
-    fit(tmp_path / "one", text_corpus, phases, val_check_interval=4, data_options={"val_batch_size": 3})
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
     result = subprocess.run(
-        [sys.executable, script, str(text_corpus.directory), str(tmp_path / "two")],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, script, str(corpus.directory), str(folder), str(ckpt_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    one, two = rows(tmp_path / "one"), rows(tmp_path / "two")
-    assert len(one) == len(two) == 10
-    for a, b in zip(one, two, strict=True):
-        assert {k: float(v) for k, v in a.items() if v} == pytest.approx(
-            {k: float(v) for k, v in b.items() if v}, rel=1e-5
-        )
+    assert "sync_dist" not in result.stderr
+
+
+TWO_PROCESSES = {
+    "phases": Phases(bag_size=4, ratio=0.5),
+    "val_check_interval": 4,
+    "data_options": {"val_batch_size": 3},
+    "enable_checkpointing": True,
+}
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_also_when_one_goes_on_for_the_other(text_corpus, tmp_path):
+    """DDP over gloo: batches, losses, norms and held-out loss to fp32 rounding, through a change of topology."""
+    all_of_them = StepCheckpoint(every_n_steps=1, keep=-1)
+    fit(tmp_path / "one", text_corpus, callbacks=[all_of_them], **TWO_PROCESSES)
+    in_two_processes(text_corpus, tmp_path / "two")
+    assert len(rows(tmp_path / "one")) == 10
+    close(rows(tmp_path / "two"), rows(tmp_path / "one"))
+
+    # from step 3, in mid-phase: two processes become one with two micro-batches, and the other way round
+    saved = "checkpoints/step-000000003.ckpt"
+    folder = tmp_path / "two then one"
+    fit(
+        folder, text_corpus, **{**TWO_PROCESSES, "val_check_interval": 8}, ckpt_path=tmp_path / "two" / saved,
+        accumulate_grad_batches=2, callbacks=[StepCheckpoint()],
+    )  # fmt: skip
+    close(rows(folder), rows(tmp_path / "one")[3:])
+    in_two_processes(text_corpus, tmp_path / "one then two", tmp_path / "one" / saved)
+    close(rows(tmp_path / "one then two"), rows(tmp_path / "one")[3:])
 
 
 # ---------------------------------------------------------------------------- checkpoints
@@ -370,3 +398,135 @@ def test_the_newest_checkpoints_are_kept_by_number_and_all_if_asked(text_corpus,
         callbacks=[StepCheckpoint(every_n_steps=1, keep=-1)],
     )  # fmt: skip
     assert len(list((tmp_path / "checkpoints").iterdir())) == 11
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (4, 2)])
+def test_another_accumulation_goes_on_with_the_same_steps(before, after, text_corpus, tmp_path):
+    phases = Phases(bag_size=4, ratio=0.5)
+    fit(tmp_path / "whole", text_corpus, phases, limit_val_batches=0)
+    fit(
+        tmp_path / "before", text_corpus, phases, accumulate_grad_batches=before, limit_val_batches=0,
+        enable_checkpointing=True, callbacks=[StepCheckpoint(every_n_steps=1, keep=-1)],
+    )  # fmt: skip
+    fit(
+        tmp_path / "after", text_corpus, phases, accumulate_grad_batches=after, limit_val_batches=0,
+        ckpt_path=tmp_path / "before/checkpoints/step-000000003.ckpt",
+    )  # fmt: skip
+    close(rows(tmp_path / "after"), rows(tmp_path / "whole")[3:], rel=2e-5)
+
+
+class StopAt(Callback):
+    """Asks for a stop, or breaks, in the middle of a step, as max_time or a fault may."""
+
+    def __init__(self, micro_batches, error=False):
+        self.micro_batches, self.error = micro_batches, error
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx + 1 == self.micro_batches:
+            if self.error:
+                raise ArithmeticError("planted")
+            trainer.should_stop = True
+
+
+@pytest.mark.parametrize("how", ["stop", "ModelCheckpoint", "save after an error"])
+def test_a_checkpoint_from_the_middle_of_a_step_goes_on_with_the_whole_step(how, text_corpus, tmp_path):
+    phases = Phases(bag_size=4, ratio=0.5)
+    options = {"accumulate_grad_batches": 2, "val_check_interval": 3}
+    fit(tmp_path / "whole", text_corpus, phases, **options)
+    module = TSTModule(network(), phases)
+    saver = {
+        "stop": StepCheckpoint(every_n_steps=2),
+        "ModelCheckpoint": ModelCheckpoint(dirpath=tmp_path / "checkpoints", save_top_k=-1, filename="{step}"),
+        "save after an error": StepCheckpoint(every_n_steps=100),
+    }[how]
+    if how == "stop":
+        run = trainer(tmp_path, 8, callbacks=[StopAt(9), saver], enable_checkpointing=True, **options)
+        run.fit(module, data(text_corpus))
+        saved = tmp_path / "checkpoints/step-000000004.ckpt"
+    elif how == "ModelCheckpoint":
+        run = trainer(tmp_path, 8, callbacks=[saver, StopAt(11)], enable_checkpointing=True, **options)
+        run.fit(module, data(text_corpus))
+        saved = tmp_path / "checkpoints/step=4.ckpt"  # saved by the validation after micro-batch 9
+        assert torch.load(saved, weights_only=True)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"][
+            "ready"
+        ] in (9, 10)
+    else:
+        run = trainer(tmp_path, 8, callbacks=[StopAt(9, error=True), saver], enable_checkpointing=True, **options)
+        with pytest.raises(ArithmeticError):
+            run.fit(module, data(text_corpus))
+        saved = tmp_path / "rescued.ckpt"
+        run.save_checkpoint(saved)
+    fit(tmp_path / "after", text_corpus, phases, ckpt_path=saved, **options)
+    whole, after = (
+        [{k: v for k, v in row.items() if v} for row in rows(tmp_path / name) if row["lr"]]
+        for name in ("whole", "after")
+    )
+    assert after == whole[4:]
+
+
+def test_logs_go_on_in_place_with_lightnings_own_checkpoint_callback_too(text_corpus, tmp_path):
+    phases = Phases(bag_size=4, ratio=0.5)
+    fit(tmp_path / "whole", text_corpus, phases)
+
+    def saver():
+        return ModelCheckpoint(dirpath=tmp_path / "run/checkpoints", every_n_train_steps=3, save_top_k=-1)
+
+    fit(tmp_path / "run", text_corpus, phases, callbacks=[saver(), StopAt(5)], enable_checkpointing=True)
+    saved = tmp_path / "run/checkpoints/epoch=0-step=3.ckpt"
+    fit(tmp_path / "run", text_corpus, phases, callbacks=[saver()], enable_checkpointing=True, ckpt_path=saved)
+    assert (tmp_path / "run/metrics.csv").read_bytes() == (tmp_path / "whole/metrics.csv").read_bytes()
+    with pytest.raises(UserError, match="already holds the log of a run"):
+        fit(tmp_path / "run", text_corpus, phases)
+    assert (tmp_path / "run/metrics.csv").read_bytes() == (tmp_path / "whole/metrics.csv").read_bytes()
+
+
+def test_the_held_out_mean_survives_bf16_and_shows_nan(text_corpus, tmp_path):
+    module = TSTModule(network())
+    exact = trainer(tmp_path, 1).validate(module, data(text_corpus, val_batch_size=1), verbose=False)[0]["val/loss"]
+    low = trainer(tmp_path, 1, precision="bf16-true")
+    found = low.validate(TSTModule(network()), data(text_corpus, val_batch_size=1), verbose=False)[0]["val/loss"]
+    assert found == pytest.approx(exact, rel=2e-3)
+    with torch.no_grad():
+        module.network.lm_head.weight[5] = math.nan
+    broken = trainer(tmp_path, 1, logger=False).validate(module, data(text_corpus), verbose=False)[0]
+    assert math.isnan(broken["val/loss"])
+
+
+def test_weights_load_without_a_trainer(text_corpus, tmp_path):
+    module, _ = fit(
+        tmp_path, text_corpus, None, steps=2, callbacks=[StepCheckpoint(every_n_steps=1)], enable_checkpointing=True
+    )
+    path = tmp_path / "checkpoints/step-000000002.ckpt"
+    loaded = TSTModule.load_from_checkpoint(path, network=network(), weights_only=True, map_location="cpu")
+    for a, b in zip(module.network.parameters(), loaded.network.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_clip_val": -1.0}, "gradient_clip_val=-1.0 must be a positive number"),
+        ({"limit_train_batches": 1}, "limit_train_batches"),
+        ({"overfit_batches": 2}, "overfit_batches"),
+        ({"val_check_interval": "00:00:01:00"}, "val_check_interval is a time"),
+        (
+            {"module_options": {"optimizer": lambda groups: torch.optim.Adam(groups, lr=-1.0)}},
+            "model.optimizer: .*-1.0",
+        ),
+    ],
+)
+def test_trainer_faults(options, message, text_corpus, tmp_path):
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path, text_corpus, None, **options)
+
+
+def test_checkpoint_counts():
+    with pytest.raises(UserError) as error:
+        StepCheckpoint(every_n_steps=0, keep=0)
+    assert len(error.value.faults) == 2
+
+
+def test_a_batch_that_is_no_tensor_is_named(tmp_path):
+    loader = DataLoader(TensorDataset(torch.zeros(64, 8, dtype=torch.long)), batch_size=4)
+    with pytest.raises(RuntimeError, match="its batch has type list: expected a tensor of tokens"):
+        trainer(tmp_path, 8).fit(TSTModule(network()), loader)

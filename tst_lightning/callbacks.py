@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +48,13 @@ class PhaseSwitch(Callback):
     ) -> None:
         """Hold the batch against the schedule."""
         phase = pl_module.schedule.at(trainer.global_step)
-        found = batch.shape[2] if batch.ndim == 3 else 1
-        if found != phase.bag_size or batch.ndim not in (2, 3):
+        expected = (phase.bag_size,) if phase.bag_size > 1 else ()
+        if not isinstance(batch, Tensor) or batch.ndim < 2 or tuple(batch.shape[2:]) != expected:
+            found = f"shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else f"type {type(batch).__name__}"
             raise RuntimeError(
                 f"step {trainer.global_step} belongs to the {phase.name} phase with bag size {phase.bag_size}, but its "
-                f"batch has shape {tuple(batch.shape)}: expected "
-                f"{'(B, L)' if phase.bag_size == 1 else f'(B, L, {phase.bag_size})'}. The data was read in "
-                "another order than the schedule's"
+                f"batch has {found}: expected a tensor of tokens "
+                f"{f'(B, L, {phase.bag_size})' if expected else '(B, L)'}. The data is not read by this run's schedule"
             )
 
     def on_train_batch_end(
@@ -85,41 +84,52 @@ class StepMetrics(Callback):
     ``train/loss`` (next-token) is that step's mean over micro-batches and ranks, in nats a token; ``lr`` and
     ``grad_norm`` (before clipping) are that step's; ``tokens/data`` and ``tokens/latent`` count from step 0.
     Nothing is synchronised with the device on other steps.
+
+    Every checkpoint, whichever callback saves it, carries the place of the logs
+    (:class:`~tst_lightning.loggers.ResumableLogger`), and a resume takes them back there.
     """
 
     def __init__(self) -> None:
         self._step = 0
-        self._loss: Tensor | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start from the restored step."""
-        self._step, self._loss = trainer.global_step, None
+        """Start from the restored step.
+
+        Raises:
+            UserError: if the run starts at step 0 where another one has logged.
+        """
+        self._step = trainer.global_step
+        if trainer.global_step == 0 and trainer.is_global_zero:
+            used = [str(logger.log_dir) for logger in _resumable(trainer).values() if logger.holds_a_run()]
+            if used:
+                raise UserError(
+                    f"{used[0]} already holds the log of a run: go on with it by ckpt_path, or give the loggers "
+                    "another directory"
+                )
 
     def on_train_batch_end(
         self,
         trainer: Trainer,
         pl_module: TSTModule,  # type: ignore[override]
-        outputs: Mapping[str, Tensor],  # type: ignore[override]
+        outputs: Any,
         batch: Tensor,
         batch_idx: int,
     ) -> None:
-        """Gather the micro-batch's share of the loss, and write the row where one is due."""
-        share = outputs["loss"]  # Lightning has divided it by accumulate_grad_batches
-        self._loss = share if self._loss is None else self._loss + share
-        if trainer.global_step == self._step:
+        """Write the row where one is due."""
+        step = trainer.global_step
+        if step == self._step:
             return
-        step, loss = trainer.global_step, self._loss
-        self._step, self._loss = step, None
+        self._step = step
         schedule = pl_module.schedule
         phase = schedule.at(step - 1)
         log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if step % log_every and step not in (phase.start + 1, phase.stop):
+        if (not log_every or step % log_every) and step not in (phase.start + 1, phase.stop):
             return
         per_step = latent_tokens_per_step(trainer, batch)
         pl_module.log_row(
             {
                 f"train/{'loss' if phase.bag_size == 1 else 'superposition_loss'}": trainer.strategy.reduce(
-                    loss, reduce_op="mean"
+                    pl_module.step_loss, reduce_op="mean"
                 ),
                 "lr": pl_module.step_lr,
                 "grad_norm": pl_module.step_grad_norm,
@@ -129,23 +139,54 @@ class StepMetrics(Callback):
             }
         )
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Flush the logs and note their place."""
+        if trainer.is_global_zero:
+            checkpoint["logs"] = {name: logger.place() for name, logger in _resumable(trainer).items()}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take the logs back to where the checkpoint was saved."""
+        if trainer.state.fn == "fit" and trainer.is_global_zero:
+            for name, logger in _resumable(trainer).items():
+                if name in checkpoint.get("logs", {}):
+                    logger.rewind(checkpoint["logs"][name])
+
+
+def _resumable(trainer: Trainer) -> dict[str, ResumableLogger]:
+    """Loggers by class, numbered where there are several of one."""
+    named: dict[str, ResumableLogger] = {}
+    for logger in trainer.loggers:
+        if isinstance(logger, ResumableLogger):
+            kind = type(logger).__name__
+            named[f"{kind}-{sum(name.startswith(f'{kind}-') for name in named)}"] = logger
+    return named
+
 
 class StepCheckpoint(Checkpoint):
     """Saves whole-step checkpoints that a killed run goes on from exactly.
 
     One is due every ``every_n_steps`` optimiser steps, at every switch and at the end; where a validation
     follows the same step it is saved after it, so that no validation is missing or doubled on a resume.
-    The logs are flushed first, and their place goes into the checkpoint: a resume takes them back there. Files
-    appear under their final name only when whole. The newest ``keep`` by step number stay.
+    Files appear under their final name only when whole. The newest ``keep`` by step number stay.
 
     Args:
         every_n_steps: optimiser steps between checkpoints.
         keep: how many of the newest to keep; -1 for all.
         directory: where to; ``checkpoints`` in the run's directory by default.
+
+    Raises:
+        UserError: for counts that make no sense.
     """
 
     def __init__(self, every_n_steps: int = 1000, keep: int = 2, directory: str | None = None) -> None:
         super().__init__()
+        faults = []
+        if every_n_steps < 1:
+            faults.append(f"checkpoint.every_n_steps={every_n_steps} must be at least 1")
+        if keep < 1 and keep != -1:
+            faults.append(f"checkpoint.keep={keep} must be at least 1, or -1 to keep all")
+        if faults:
+            raise UserError(faults)
         self.every_n_steps = every_n_steps
         self.keep = keep
         self.directory = directory
@@ -156,7 +197,7 @@ class StepCheckpoint(Checkpoint):
         return Path(self.directory) if self.directory else Path(trainer.default_root_dir) / "checkpoints"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The step that was resumed from is saved already; what a try without any checkpoint logged is dropped.
+        """The step that was resumed from is saved already.
 
         Raises:
             UserError: if the run starts at step 0 where another one left checkpoints.
@@ -166,7 +207,6 @@ class StepCheckpoint(Checkpoint):
             faults = resume_faults(self.folder(trainer), None)
             if faults:
                 raise UserError(faults)
-            self._rewind(trainer, {})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -181,7 +221,8 @@ class StepCheckpoint(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after the validation that followed the step."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._due(trainer):
+        in_mid_step = (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not in_mid_step and self._due(trainer):
             self._save(trainer)
 
     def _due(self, trainer: Trainer) -> bool:
@@ -206,41 +247,21 @@ class StepCheckpoint(Checkpoint):
             if path.exists():
                 _remove(path)
             os.replace(temporary, path)
-            if self.keep >= 0:
-                for old in list_checkpoints(folder)[: -self.keep or None]:
+            if self.keep > 0:
+                for old in list_checkpoints(folder)[: -self.keep]:
                     _remove(old)
         trainer.strategy.barrier("StepCheckpoint")
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Flush the logs and note their place."""
-        if trainer.is_global_zero:
-            checkpoint["logs"] = {name: logger.place() for name, logger in _resumable(trainer).items()}
-
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take the logs back to where the checkpoint was saved.
+        """Refuse to go back where later checkpoints would be left without their logs.
 
         Raises:
-            UserError: if that would drop what another checkpoint or another run needs.
+            UserError: naming them.
         """
         if trainer.state.fn == "fit":
             faults = resume_faults(self.folder(trainer), trainer.ckpt_path)
             if faults:
                 raise UserError(faults)
-            self._rewind(trainer, checkpoint.get("logs", {}))
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Say how to go on."""
-        checkpoints = list_checkpoints(self.folder(trainer))
-        if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "fit":
-            _say(
-                f"interrupted at step {trainer.global_step}: the same command with --ckpt_path last goes on from "
-                f"{checkpoints[-1].name if checkpoints else 'step 0, for no checkpoint was due yet'}"
-            )
-
-    @rank_zero_only
-    def _rewind(self, trainer: Trainer, places: Mapping[str, dict[str, Any]]) -> None:
-        for name, logger in _resumable(trainer).items():
-            logger.rewind(places.get(name, {}))
 
 
 def resume_faults(folder: Path, ckpt_path: str | os.PathLike[str] | None) -> list[str]:
@@ -250,25 +271,19 @@ def resume_faults(folder: Path, ckpt_path: str | os.PathLike[str] | None) -> lis
     """
     others = list_checkpoints(folder)
     if ckpt_path is not None:
-        names = [path.name for path in others]
-        if Path(ckpt_path).resolve().parent == folder.resolve() and Path(ckpt_path).name in names:
-            others = others[names.index(Path(ckpt_path).name) + 1 :]
+        resolved = [path.resolve() for path in others]
+        if Path(ckpt_path).resolve() in resolved:
+            others = others[resolved.index(Path(ckpt_path).resolve()) + 1 :]
     if not others:
         return []
+    listed = ", ".join(path.name for path in others)
+    found = f"{folder} already holds a run ({listed})"
+    if ckpt_path is not None:
+        found = f"{folder} holds {listed} beside {ckpt_path}, from a run that has gone further or from another one"
     return [
-        f"{folder} holds {', '.join(path.name for path in others)} of a run that has gone further: go on with it by "
-        "--ckpt_path last, choose another --trainer.default_root_dir, or move these checkpoints away"
+        f"{found}: go on with that run by --ckpt_path last, choose another --trainer.default_root_dir, or move these "
+        "checkpoints away"
     ]
-
-
-def _resumable(trainer: Trainer) -> dict[str, ResumableLogger]:
-    """Loggers by class, numbered where there are several of one."""
-    named: dict[str, ResumableLogger] = {}
-    for logger in trainer.loggers:
-        if isinstance(logger, ResumableLogger):
-            kind = type(logger).__name__
-            named[f"{kind}-{sum(name.startswith(f'{kind}-') for name in named)}"] = logger
-    return named
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -316,7 +331,7 @@ class StepProgress(ProgressBar):
         self,
         trainer: Trainer,
         pl_module: TSTModule,  # type: ignore[override]
-        outputs: Mapping[str, Tensor],  # type: ignore[override]
+        outputs: Any,
         batch: Tensor,
         batch_idx: int,
     ) -> None:
@@ -333,7 +348,7 @@ class StepProgress(ProgressBar):
         self._refreshed = time.monotonic()
         phase = schedule.at(step - 1)
         per_step = latent_tokens_per_step(trainer, batch)
-        loss = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}"
+        loss = f"loss {float(pl_module.step_loss):.3f}"
         data, latent = count(schedule.position(step) * per_step), count(step * per_step)
         if self._bar is None:
             _say(
@@ -349,7 +364,8 @@ class StepProgress(ProgressBar):
         """One line with the held-out loss."""
         if self._enabled and not trainer.sanity_checking and "val/loss" in trainer.callback_metrics:
             loss, perplexity = (float(trainer.callback_metrics[f"val/{name}"]) for name in ("loss", "perplexity"))
-            _say(f"step {trainer.global_step}: held-out loss {loss:.4f} nats a token, perplexity {perplexity:.2f}")
+            step = f"step {trainer.global_step}: " if trainer.state.fn == "fit" else ""
+            _say(f"{step}held-out loss {loss:.4f} nats a token, perplexity {perplexity:.2f}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar."""

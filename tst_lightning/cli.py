@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from tst_lightning.callbacks import RunSummary, StepCheckpoint, StepProgress, list_checkpoints, resume_faults
@@ -32,19 +33,26 @@ def run_trainer(arguments: list[str]) -> int:
         UserError: with every fault in what the user gave.
     """
     _quiet()
+    interrupted = _Interrupted()
     try:
-        TSTCLI(args=_from_run_directory(arguments))
+        TSTCLI(_from_run_directory(arguments), interrupted)
     except MisconfigurationException as error:
         raise UserError(str(error)) from error
     except _NothingToDo as done:
         sys.stdout.write(f"{done}\n")
+    except SystemExit:
+        if interrupted.seen:  # Lightning turns Ctrl-C into exit status 1
+            return 130
+        raise
     return 0
 
 
 class TSTCLI(LightningCLI):
-    """LightningCLI with ``phases`` linked into model and data, and runs that continue in place."""
+    """LightningCLI with ``phases`` linked into the model, where the data find them, and runs that go on in place."""
 
-    def __init__(self, args: list[str]) -> None:
+    def __init__(self, args: list[str], *callbacks: Callback) -> None:
+        self._callbacks = callbacks
+        self._start_afresh = False
         super().__init__(
             TSTModule,
             TSTDataModule,
@@ -78,7 +86,6 @@ class TSTCLI(LightningCLI):
         # jsonargparse 4.53 cannot read a tuple out of the default in the signature
         parser.set_defaults({"model.optimizer": {"class_path": "torch.optim.AdamW", "init_args": ADAMW}})
         parser.link_arguments("phases", "model.phases")
-        parser.link_arguments("phases", "data.phases")
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -92,11 +99,8 @@ class TSTCLI(LightningCLI):
         """Turn ``last`` or a run's directory into a checkpoint file before anything is built."""
         config = self.config[self.subcommand]
         trainer = config.trainer
-        if config.ckpt_path is not None:
-            path = Path(config.ckpt_path)
-            if (path / "checkpoints").is_dir():  # a run's directory: go on there
-                trainer.default_root_dir = str(path)
-                config.ckpt_path = "last"
+        if config.ckpt_path is not None and _is_run(Path(config.ckpt_path)):  # go on there
+            trainer.default_root_dir, config.ckpt_path = str(Path(config.ckpt_path)), "last"
         run = Path(trainer.default_root_dir)
         folder = Path(config.checkpoint.directory or run / "checkpoints")
         checkpoints = list_checkpoints(folder)
@@ -105,30 +109,36 @@ class TSTCLI(LightningCLI):
             config.ckpt_path = str(checkpoints[-1]) if checkpoints else None
         if config.ckpt_path is not None and not Path(config.ckpt_path).exists():
             raise UserError(f"--ckpt_path {config.ckpt_path}: there is no such checkpoint or run directory")
+        config.weights_only = True  # nothing that a checkpoint may hold is ever executed
         if self.subcommand == "validate":
             trainer.logger = False  # it would add a row to the run's log
             if config.ckpt_path is None:
                 raise UserError(f"there is no checkpoint in {folder}: name one by --ckpt_path")
-        elif is_rank_zero():
-            if faults := resume_faults(folder, config.ckpt_path):
-                raise UserError(faults)
-            goes_on_here = last or (config.ckpt_path is not None and Path(config.ckpt_path) in checkpoints)
-            if not goes_on_here and (run / "metrics.csv").exists():
-                raise UserError(
-                    f"{run} already holds a run: go on with it by --ckpt_path last, choose another "
-                    "--trainer.default_root_dir, or delete it"
-                )
-            if last and not checkpoints:
-                sys.stdout.write(f"no checkpoint in {run} yet: starting at step 0\n")
-        config.weights_only = True  # nothing that a checkpoint may hold is ever executed
+            return
+        if not is_rank_zero():
+            return
+        if faults := resume_faults(folder, config.ckpt_path):
+            raise UserError(faults)
+        here = [path.resolve() for path in checkpoints]
+        goes_on = last or (config.ckpt_path is not None and Path(config.ckpt_path).resolve() in here)
+        if not goes_on and (run / "metrics.csv").exists():
+            raise UserError(
+                f"{run} already holds a run: go on with it by --ckpt_path last, choose another "
+                "--trainer.default_root_dir, or delete it"
+            )
+        if last and not checkpoints:
+            sys.stdout.write(f"no checkpoint in {run} yet: starting at step 0\n")
+            self._start_afresh = True
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Both logs, the progress bar and the summary by default; ``trainer.logger: false`` turns logs off."""
         trainer = self.config_init[self.subcommand].trainer
         if trainer.logger in (None, True):
             trainer.logger = [MetricsCSV(trainer.default_root_dir), TensorBoard(trainer.default_root_dir)]
-        trainer.callbacks = [*(trainer.callbacks or []), RunSummary()]
-        if trainer.enable_progress_bar in (None, True):
+        given = trainer.callbacks or []
+        trainer.callbacks = [*(given if isinstance(given, list) else [given]), RunSummary(), *self._callbacks]
+        has_bar = any(isinstance(callback, ProgressBar) for callback in trainer.callbacks)
+        if trainer.enable_progress_bar in (None, True) and not has_bar:
             trainer.callbacks.append(StepProgress())
         return super().instantiate_trainer(**kwargs)
 
@@ -139,6 +149,17 @@ class TSTCLI(LightningCLI):
         self.model.check(self.trainer, self.datamodule, checkpoint)
         if checkpoint is not None and checkpoint[RECORD]["step"] == self.model.schedule.total_steps:
             raise _NothingToDo(f"{path} is the end of this run: there is nothing left to train")
+        if self._start_afresh:  # what a try that reached no checkpoint has logged would stand there twice
+            run = Path(self.trainer.default_root_dir)
+            for log in [run / "metrics.csv", *run.glob("events.out.tfevents.*")]:
+                log.unlink(missing_ok=True)
+
+    def before_validate(self) -> None:
+        """Every fault before the checkpoint is loaded."""
+        faults = self.model.network_faults(_peek(self.config_init[self.subcommand].ckpt_path))
+        faults += self.datamodule.faults(self.trainer, schedule=None, vocab_size=self.model.vocab_size)
+        if faults:
+            raise UserError(faults)
 
 
 class KeepConfig(SaveConfigCallback):
@@ -151,7 +172,7 @@ class KeepConfig(SaveConfigCallback):
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         name = "config.yaml"
-        if self.config.ckpt_path is not None:
+        if self.config.ckpt_path is not None and (folder / name).exists():
             resumes = 1
             while (folder / f"config-resume-{resumes}.yaml").exists():
                 resumes += 1
@@ -159,8 +180,29 @@ class KeepConfig(SaveConfigCallback):
         self.parser.save(self.config, str(folder / name), skip_none=False, overwrite=True)
 
 
+class _Interrupted(Callback):
+    """Says how to go on after Ctrl-C, and remembers that there was one."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Called by Lightning before it exits."""
+        if isinstance(exception, KeyboardInterrupt):
+            self.seen = True
+            if trainer.state.fn == "fit" and trainer.is_global_zero:
+                sys.stdout.write(
+                    f"interrupted at step {trainer.global_step}: the same command with --ckpt_path last goes on from "
+                    "the newest checkpoint\n"
+                )
+
+
 class _NothingToDo(Exception):
     """The run is complete."""
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "checkpoints").is_dir() or (path / "config.yaml").is_file()
 
 
 def _peek(path: str) -> dict[str, Any]:
@@ -168,7 +210,10 @@ def _peek(path: str) -> dict[str, Any]:
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:
-        raise UserError(f"{path} is not a whole checkpoint ({type(error).__name__}): choose an older one") from error
+        raise UserError(
+            f"{path} is not a whole checkpoint ({type(error).__name__}): delete it, and --ckpt_path last takes the one "
+            "before"
+        ) from error
     return checkpoint
 
 
@@ -179,7 +224,7 @@ def _from_run_directory(arguments: list[str]) -> list[str]:
     given.add_argument("-c", "--config", action="append")
     known, _ = given.parse_known_args(arguments)
     if known.ckpt_path and not known.config:
-        recipe = Path(known.ckpt_path) / "config.yaml"
+        recipe = Path(known.ckpt_path, "config.yaml")
         if recipe.is_file():
             return [arguments[0], f"--config={recipe}", *arguments[1:]]
     return arguments
@@ -191,5 +236,7 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # one loader process or none is right here: a read costs less than handing it over
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # `validate` logs nothing into the run's directory, on purpose
+    warnings.filterwarnings("ignore", message=".*but have no logger configured.*")
     # Lightning 2.6.6 calls what torch 2.14 deprecates
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*", category=FutureWarning)

@@ -32,6 +32,13 @@ class ResumableLogger(Protocol):
     def rewind(self, place: dict[str, Any]) -> None:
         """Drop everything that was written after ``place``; ``{}`` drops everything."""
 
+    def holds_a_run(self) -> bool:
+        """Whether anything was logged in its directory, by an earlier run too."""
+
+    @property
+    def log_dir(self) -> str | None:
+        """Where the files are."""
+
 
 class MetricsCSV(CSVLogger):
     """``metrics.csv`` in the run's directory: one row a logged step, written when it is logged.
@@ -64,6 +71,10 @@ class MetricsCSV(CSVLogger):
     def rewind(self, place: dict[str, Any]) -> None:
         """Keep the first ``place["rows"]`` rows."""
         self.experiment.keep(place.get("rows", 0))
+
+    def holds_a_run(self) -> bool:
+        """Whether there is a row."""
+        return bool(self.experiment.read()[1])
 
 
 class _ContinuingWriter(ExperimentWriter):
@@ -129,12 +140,18 @@ class TensorBoard(TensorBoardLogger):
     def rewind(self, place: dict[str, Any]) -> None:
         """Cut each event file back to its length then, and remove those that began later."""
         kept = place.get("bytes", {})
-        current = Path(self.experiment.file_writer.event_writer._file_name)
         for path in self._event_files():
             if path.name in kept:
                 os.truncate(path, min(kept[path.name], path.stat().st_size))
-            elif path.name != current.name:
+            elif path.name != self._current():
                 path.unlink()
+
+    def holds_a_run(self) -> bool:
+        """Whether there are event files of an earlier run."""
+        return any(path.name != self._current() for path in self._event_files())
+
+    def _current(self) -> str:
+        return Path(self.experiment.file_writer.event_writer._file_name).name
 
     def _event_files(self) -> list[Path]:
         return sorted(Path(self.log_dir).glob("events.out.tfevents.*"))

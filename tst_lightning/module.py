@@ -65,7 +65,7 @@ class TSTModule(LightningModule):
         self.warmup_steps = warmup_steps
         self.decay_ratio = decay_ratio
         self.final_lr_factor = final_lr_factor
-        self.val_loss = MeanMetric()
+        self.step_loss = torch.zeros(())
         self.step_lr = math.nan
         self.step_grad_norm: Tensor | float = math.nan
 
@@ -77,7 +77,19 @@ class TSTModule(LightningModule):
         loss: Tensor = self.network(
             bags_BLS, next_bag_targets(bags_BLS), weighting=self.weighting if batch.ndim == 3 else "uniform"
         )
+        self._gather(loss.detach(), batch_idx)
         return loss
+
+    def _gather(self, loss: Tensor, batch_idx: int) -> None:
+        """Keep this rank's mean loss over the micro-batches of the step in ``step_loss``, on the device."""
+        micro_batches = self.trainer.accumulate_grad_batches if self._trainer is not None else 1
+        share = loss / micro_batches
+        self.step_loss = share if batch_idx % micro_batches == 0 else self.step_loss + share
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin a mean in fp64; a fresh one, because a precision plugin may have cast what the module holds."""
+        # nan stays nan: by default it is left out, and "disable" forgets the weights (torchmetrics 1.9)
+        self.val_loss = MeanMetric(nan_strategy=math.nan).set_dtype(torch.float64).to(self.device)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Plain next-token loss whatever the phase: tokens ``(B, L)``, and which of the B windows count."""
@@ -85,15 +97,16 @@ class TSTModule(LightningModule):
         bags_BLS = fold(tokens_BL, 1).long()
         targets_BLS = next_bag_targets(bags_BLS).masked_fill(~counts_B[:, None, None], IGNORE_INDEX)
         loss = self.network(bags_BLS, targets_BLS)
-        self.val_loss.update(loss, weight=(targets_BLS != IGNORE_INDEX).sum())
+        self.val_loss.update(loss.double(), weight=(targets_BLS != IGNORE_INDEX).sum())
 
     def on_validation_epoch_end(self) -> None:
         """``val/loss`` in nats a token over all held-out windows of all ranks, and its exponential."""
         loss = self.val_loss.compute()
-        self.val_loss.reset()
         metrics = {"val/loss": loss, "val/perplexity": loss.exp()}
-        self.log_dict(metrics, logger=False)  # for callbacks that monitor; our own row has the right step
-        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+        fitting = self.trainer.state.fn == "fit"
+        # for callbacks that monitor, and what trainer.validate returns; in a fit our own row has the right step
+        self.log_dict(metrics, logger=not fitting, sync_dist=True)
+        if fitting and not self.trainer.sanity_checking:
             self.log_row(metrics)
 
     # ------------------------------------------------------------------ optimisation
@@ -125,6 +138,11 @@ class TSTModule(LightningModule):
     ) -> None:
         """Clip, and keep the global norm before clipping and the rate of this step for the log."""
         self.step_lr = optimizer.param_groups[0]["lr"]
+        if gradient_clip_val and self._unscales_itself(optimizer):
+            raise UserError(
+                f"{type(optimizer).__name__}(fused=True) under trainer.precision={self.trainer.precision} sees its "
+                "gradients unscaled too late to clip them: set fused=False, or trainer.gradient_clip_val=null"
+            )
         by_norm = gradient_clip_val and gradient_clip_algorithm in (None, "norm")
         max_norm = float(gradient_clip_val) if gradient_clip_val and by_norm else math.inf
         # FSDP1 wants its own root to do it (Lightning raises there, as of 2.6.6)
@@ -134,6 +152,10 @@ class TSTModule(LightningModule):
         )
         if gradient_clip_val and not by_norm:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def _unscales_itself(self, optimizer: Optimizer) -> bool:
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        return scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
 
     # ------------------------------------------------------------------ the run
 
@@ -157,12 +179,8 @@ class TSTModule(LightningModule):
         Raises:
             UserError: with all faults at once.
         """
-        faults: list[str] = []
-        if trainer.limit_train_batches not in (None, 1.0) or trainer.overfit_batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            faults.append(
-                "trainer.limit_train_batches, overfit_batches and fast_dev_run would cut the data order short: for a "
-                "trial run set trainer.max_steps (and model.warmup_steps) to a few steps"
-            )
+        faults = _trainer_faults(trainer)
+        schedule = None
         try:
             schedule = self.schedule = self.phases.schedule(trainer.max_steps)
         except UserError as error:
@@ -177,10 +195,14 @@ class TSTModule(LightningModule):
                 decay_ratio=self.decay_ratio,
                 final_factor=self.final_lr_factor,
             )
+        try:
+            self._optimizer_record()
+        except (ValueError, TypeError) as error:
+            faults.append(f"model.optimizer: {error}")
         if hasattr(datamodule, "faults"):
-            faults += datamodule.faults(trainer, vocab_size=self.vocab_size)
+            faults += datamodule.faults(trainer, schedule=schedule, vocab_size=self.vocab_size)
         if checkpoint is not None and not faults:
-            faults += self.resume_faults(checkpoint, datamodule)
+            faults += self.resume_faults(checkpoint, trainer, datamodule)
         if faults:
             raise UserError(dict.fromkeys(faults))  # each fault once
 
@@ -199,28 +221,23 @@ class TSTModule(LightningModule):
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what defines the run, in plain types: schedule, windows read, network shape, data order."""
+        """Add what defines the run, in plain types: schedule, windows read, network shape, data, optimisation."""
+        if not hasattr(self, "schedule"):  # nothing was trained
+            return
         step = self.trainer.global_step
-        record = self._record(self.trainer.datamodule)  # type: ignore[attr-defined]
+        record = self._record(self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
         checkpoint[RECORD] = {**record, "step": step, "windows_read": self.schedule.position(step)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to go on with a run that is not the same one, with every difference."""
-        if self.trainer.state.fn == "fit":
-            faults = self.resume_faults(checkpoint, self.trainer.datamodule)  # type: ignore[attr-defined]
-            if faults:
-                raise UserError(faults)
+        """Refuse to go on with a run that is not the same one, with every difference; else begin at its step."""
+        if self._trainer is None or self.trainer.state.fn != "fit":
+            return
+        faults = self.resume_faults(checkpoint, self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
+        if faults:
+            raise UserError(faults)
+        _begin_at_step(checkpoint, checkpoint[RECORD]["step"], self.trainer.accumulate_grad_batches)
 
-    def _record(self, datamodule: Any) -> dict[str, Any]:
-        """What must be the same on a resume, in plain types."""
-        config = getattr(self.network, "config", None)
-        return {
-            "schedule": self.schedule.to_dict(),
-            "network": config.to_dict() if config is not None and hasattr(config, "to_dict") else {},
-            "data": datamodule.record() if hasattr(datamodule, "record") else {},
-        }
-
-    def resume_faults(self, checkpoint: Mapping[str, Any], datamodule: Any = None) -> list[str]:
+    def resume_faults(self, checkpoint: Mapping[str, Any], trainer: Trainer, datamodule: Any = None) -> list[str]:
         """Why this run cannot go on from ``checkpoint``: empty if it can."""
         saved = checkpoint.get(RECORD)
         if saved is None:
@@ -232,16 +249,94 @@ class TSTModule(LightningModule):
                 f"the checkpoint's phases are {old}, but this run's are {self.schedule}: resume with the phases and "
                 "trainer.max_steps that it was started with, or start a new run"
             )
-        here = self._record(datamodule)
-        for name in ("network", "data"):
-            for key in sorted(saved[name].keys() | here[name].keys()):
-                before, now = saved[name].get(key), here[name].get(key)
-                if before != now:
-                    faults.append(
-                        f"{name}.{key} was {before} in the checkpoint's run and is {now} here: resume with {before}, "
-                        "or start a new run"
-                    )
+        here = self._record(trainer, datamodule)
+        for name in ("network", "optimisation", "data"):
+            faults += _differences(name, saved[name], here[name])
         return faults
+
+    def network_faults(self, checkpoint: Mapping[str, Any]) -> list[str]:
+        """Why the weights of ``checkpoint`` do not fit this network: empty if they do, or if it does not say."""
+        return _differences("network", checkpoint.get(RECORD, {}).get("network", {}), self._network_record())
+
+    def _record(self, trainer: Trainer, datamodule: Any) -> dict[str, Any]:
+        """What must be the same on a resume, in plain types."""
+        return {
+            "schedule": self.schedule.to_dict(),
+            "network": self._network_record(),
+            "optimisation": {
+                "weighting": self.weighting if isinstance(self.weighting, str) else [*self.weighting],
+                "warmup_steps": self.warmup_steps,
+                "decay_ratio": self.decay_ratio,
+                "final_lr_factor": self.final_lr_factor,
+                "gradient_clip_val": trainer.gradient_clip_val,
+                "gradient_clip_algorithm": str(trainer.gradient_clip_algorithm or "norm"),
+                **self._optimizer_record(),
+            },
+            "data": datamodule.record(self.schedule) if hasattr(datamodule, "record") else {},
+        }
+
+    def _network_record(self) -> dict[str, Any]:
+        config = getattr(self.network, "config", None)
+        record: dict[str, Any] = config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
+        return record
+
+    def _optimizer_record(self) -> dict[str, Any]:
+        """The optimiser's class and settings, read off one that is made for the purpose (and so proved to work)."""
+        optimizer = self.optimizer([{"params": [nn.Parameter(torch.zeros(1, 1))]}])
+        settings = {
+            f"optimizer.{name}": value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+            for name, value in optimizer.defaults.items()
+        }
+        return {"optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", **settings}
+
+
+def _trainer_faults(trainer: Trainer) -> list[str]:
+    """What Lightning offers and an exact run cannot use."""
+    faults = []
+    limit: Any = trainer.limit_train_batches
+    # the integer 1 is one batch, the float 1.0 all of them
+    if not (isinstance(limit, float) and limit == 1.0) or trainer.overfit_batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        faults.append(
+            "trainer.limit_train_batches, overfit_batches and fast_dev_run would cut the data order short: for a "
+            "trial run set trainer.max_steps (and model.warmup_steps) to a few steps"
+        )
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        faults.append(
+            "trainer.val_check_interval is a time, and a resumed run would validate at other steps: give a number of "
+            "micro-batches"
+        )
+    if trainer.gradient_clip_val is not None and not 0 <= trainer.gradient_clip_val < math.inf:
+        faults.append(
+            f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be a positive number, or null for no clipping"
+        )
+    return faults
+
+
+def _differences(part: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{part}.{key} was {saved.get(key)} in the checkpoint's run and is {here.get(key)} here: take "
+        f"{saved.get(key)}, or start a new run"
+        for key in sorted(saved.keys() | here.keys())
+        if saved.get(key) != here.get(key)
+    ]
+
+
+def _begin_at_step(checkpoint: dict[str, Any], step: int, accumulation: int) -> None:
+    """Make Lightning's own counters and the loader's say that exactly ``step`` optimiser steps were done.
+
+    Lightning 2.6.6 steps the optimiser when its count of micro-batches is a multiple of the accumulation, so
+    the count must follow when the accumulation changes, and when a checkpoint was saved in mid-step.
+    """
+    fit_loop = checkpoint["loops"]["fit_loop"]
+    for count in ("current", "total"):
+        progress = fit_loop["epoch_loop.batch_progress"][count]
+        open_batches = progress["processed"] - progress["completed"]  # 1 if saved as a batch ended, else 0
+        for name in ("ready", "started", "processed", "completed"):
+            progress[name] = step * accumulation
+        progress["completed"] -= open_batches
+    for state in fit_loop["state_dict"].get("combined_loader", []):
+        if isinstance(state, dict) and "step" in state:
+            state["step"] = step
 
 
 def _faults(check: Any, *args: Any) -> tuple[str, ...]:

@@ -12,18 +12,17 @@ from tst_lightning.data.corpus import Corpus
 from tst_lightning.data.order import UNIT_WINDOWS, DataOrder, batch_faults
 from tst_lightning.data.windows import WindowDataset, WindowLoader, held_out_loader
 from tst_lightning.errors import UserError
-from tst_lightning.phases import Phases, PhaseSchedule
+from tst_lightning.phases import PhaseSchedule
 from tst_lightning.text import count
 
 
 class TSTDataModule(LightningDataModule):
-    """Bagged or plain windows of a prepared corpus, as the schedule asks; plain held-out windows.
+    """Bagged or plain windows of a prepared corpus, as the module's schedule asks; plain held-out windows.
 
     Args:
         path: a directory made by ``tst-lightning prepare``.
         latent_length: positions that the model sees (L); a window is ``bag_size * latent_length`` tokens.
         global_batch_size: windows in one optimiser step, over all ranks and accumulated micro-batches.
-        phases: the recipe's phases (linked to the recipe's top in the command line); all recovery if None.
         unit_windows: plain windows in a unit, the stretch of text that every bag size reads in turn; every bag
             size must divide it.
         seed: of the order of the data.
@@ -36,7 +35,6 @@ class TSTDataModule(LightningDataModule):
         path: str,
         latent_length: int,
         global_batch_size: int,
-        phases: Phases | None = None,
         unit_windows: int = UNIT_WINDOWS,
         seed: int = 0,
         val_batch_size: int | None = None,
@@ -46,7 +44,6 @@ class TSTDataModule(LightningDataModule):
         self.path = path
         self.latent_length = latent_length
         self.global_batch_size = global_batch_size
-        self.phases = phases or Phases()
         self.unit_windows = unit_windows
         self.seed = seed
         self.val_batch_size = val_batch_size
@@ -68,8 +65,8 @@ class TSTDataModule(LightningDataModule):
             unit_windows=self.unit_windows,
         )
 
-    def faults(self, trainer: Trainer, *, vocab_size: int | None) -> list[str]:
-        """Everything in the data's configuration that this run cannot work with."""
+    def faults(self, trainer: Trainer, *, schedule: PhaseSchedule | None, vocab_size: int | None) -> list[str]:
+        """Everything in the data's configuration that this run cannot work with; no schedule: nothing is trained."""
         faults: list[str] = []
         for name in ("latent_length", "global_batch_size", "unit_windows", "val_batch_size"):
             value = getattr(self, name)
@@ -99,28 +96,21 @@ class TSTDataModule(LightningDataModule):
                     f"network has {vocab_size} rows: set the network's vocab_size to {corpus.vocab_size} or more, or "
                     "prepare the text with another tokenizer"
                 )
-            if corpus.max_token_id >= vocab_size:
+            elif corpus.max_token_id >= vocab_size:
                 faults.append(
                     f"the corpus in {self.path} holds token id {corpus.max_token_id}, which a network with vocab_size "
                     f"{vocab_size} has no row for"
                 )
-        if not faults:
+        if schedule is not None and not faults:
             try:
-                self.order(self.phases.schedule(trainer.max_steps))
+                self.order(schedule)
             except UserError as error:
                 faults += error.faults
         return faults
 
-    def record(self) -> dict[str, Any]:
-        """What fixes the order of the data, in plain types."""
-        return {
-            "tokens": self.corpus.splits["train"].tokens,
-            "tokenizer_sha256": self.corpus.tokenizer_sha256,
-            "latent_length": self.latent_length,
-            "global_batch_size": self.global_batch_size,
-            "unit_windows": self.unit_windows,
-            "seed": self.seed,
-        }
+    def record(self, schedule: PhaseSchedule) -> dict[str, Any]:
+        """What fixes the data and their order, in plain types."""
+        return {**self.order(schedule).identity, "tokenizer_sha256": self.corpus.tokenizer_sha256}
 
     def describe(self, schedule: PhaseSchedule, *, vocab_size: int | None) -> list[str]:
         """Lines for the opening summary: the corpus, what each phase reads of it, and what to think about."""
@@ -160,7 +150,7 @@ class TSTDataModule(LightningDataModule):
         trainer = self._trainer()
         return WindowLoader(
             self._dataset("train"),
-            self.order(self.phases.schedule(trainer.max_steps)),
+            self.order(trainer.lightning_module.schedule),  # type: ignore[arg-type]
             world_size=trainer.world_size,
             rank=trainer.global_rank,
             accumulation=trainer.accumulate_grad_batches,
