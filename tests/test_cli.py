@@ -2,9 +2,12 @@
 
 import csv
 import fcntl
+import hashlib
+import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -41,7 +44,7 @@ def test_the_summary_says_what_is_about_to_happen_and_nothing_alarming_is_printe
         assert re.search(line, output), (line, output)
     assert not re.search("warn|deprecat|error|traceback|INFO", output, re.IGNORECASE), output
     names = {path.name.split(".")[0] for path in (tmp_path / "run").iterdir()}
-    assert names == {"config", "metrics", "events", "checkpoints"}
+    assert names == {"config", "metrics", "events", "checkpoints", ""}  # the last is .lock
 
 
 @pytest.mark.parametrize(
@@ -63,6 +66,11 @@ def test_the_summary_says_what_is_about_to_happen_and_nothing_alarming_is_printe
         (["--trainer.fast_dev_run=true"], "set trainer.max_steps"),
         (["--trainer.max_steps=0"], "at least one optimiser step"),
         (["--ckpt_path=nowhere"], "no such checkpoint or run directory"),
+        (["--trainer.accelerator=foo"], "foo"),
+        (["--trainer.devices=-5"], "should be an int > 0"),
+        (["--checkpoint.keep=0"], "checkpoint.keep=0"),
+        (["--data.latent_length=1"], "data.latent_length=1 must be at least 2"),
+        (["--checkpoint.directory=/proc/x"], "cannot be written"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -174,7 +182,81 @@ def test_a_terminal_shows_a_bar_and_ctrl_c_says_how_to_go_on(recipe, tmp_path):
         if not interrupted and b"superposition s=4|" in output:
             os.write(parent, b"\x03")
             interrupted = True
-    assert process.wait(timeout=60) != 0
+    assert process.wait(timeout=60) == 130
     text = output.decode(errors="replace")
-    assert re.search(r"superposition s=4\|.*\| \d+/100000 \[.*\], loss \d+\.\d+ data \S+ latent \S+", text), text
+    assert re.search(r"superposition s=4\|.*\| \d+/100000, .* left, loss \d+\.\d+ data \S+ latent \S+", text), text
     assert "--ckpt_path last goes on from" in text and "Traceback" not in text, text
+
+
+def test_a_second_process_keeps_out_of_a_run(recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run/.lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        status, output = fit(recipe, tmp_path, "--ckpt_path=last")
+        assert status == 2 and "another process is training in run" in output, output
+        assert not (tmp_path / "run/metrics.csv").exists()
+    assert fit(recipe, tmp_path, "--ckpt_path=last")[0] == 0
+
+
+def test_a_start_without_a_checkpoint_loses_no_log(recipe, tmp_path):
+    assert fit(recipe, tmp_path)[0] == 0
+    whole = (tmp_path / "run/metrics.csv").read_bytes()
+    status, output = fit(recipe, tmp_path, "--ckpt_path=last", "--checkpoint.directory=elsewhere")
+    assert status == 0 and "is now in run/abandoned-1" in output, output
+    assert (tmp_path / "run/abandoned-1/metrics.csv").read_bytes() == whole
+    assert (tmp_path / "run/metrics.csv").read_bytes() == whole
+
+
+def test_a_run_that_ends_early_says_so(recipe, tmp_path):
+    status, output = fit(recipe, tmp_path, "--trainer.max_time=00:00:00:00")
+    assert status == 0 and re.search(r"stopped at step \d+ of 24: --ckpt_path last goes on", output), output
+
+
+def test_validate_says_what_does_not_fit(recipe, tmp_path, text_corpus):
+    assert fit(recipe, tmp_path)[0] == 0
+
+    def validate(*arguments):
+        status, output = run("validate", "--config", recipe, *arguments, folder=tmp_path)
+        assert status == 2 and "Traceback" not in output, output
+        return output
+
+    assert "--ckpt_path last" in validate()
+    assert "network.hidden_size was 16" in validate(
+        "--ckpt_path=last", "--model.network.init_args.config.hidden_size=32"
+    )
+    torch.save([1, 2], tmp_path / "list.ckpt")
+    assert "list.ckpt was not saved by a TST run" in validate("--ckpt_path=list.ckpt")
+
+    other = tmp_path / "other"
+    shutil.copytree(text_corpus.directory, other)
+    sidecar = json.loads((other / "corpus.json").read_text())
+    tokenizer = (other / "tokenizer.json").read_bytes() + b"\n"
+    (other / "tokenizer.json").write_bytes(tokenizer)
+    sidecar["tokenizer_sha256"] = hashlib.sha256(tokenizer).hexdigest()
+    (other / "corpus.json").write_text(json.dumps(sidecar))
+    assert "data.tokenizer_sha256 was" in validate("--ckpt_path=last", f"--data.path={other}")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report", "a" * 300], ["prepare", "a" * 300, "--output", "x"]], ids=lambda a: a[0]
+)
+def test_a_path_that_the_system_refuses(arguments, capsys):
+    assert main([*arguments, *(["--train-tokenizer", "300"] if arguments[0] == "prepare" else [])]) == 1
+    assert "File name too long" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_sigterm_is_no_success(recipe, tmp_path):
+    command = [sys.executable, "-m", "tst_lightning", "fit", "--config", str(recipe), "--trainer.max_steps=100000"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "held-out loss" in line:
+            process.terminate()
+            break
+    output = process.stdout.read()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM, output
+    assert "--ckpt_path last goes on from" in output and "Traceback" not in output, output

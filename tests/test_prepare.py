@@ -4,17 +4,19 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tst_lightning.__main__ import main
 from tst_lightning.data import documents as documents_module
@@ -22,6 +24,7 @@ from tst_lightning.data import tokenise
 from tst_lightning.data.corpus import Corpus
 from tst_lightning.data.documents import Document, check_file, find_files, read_pieces, split_documents
 from tst_lightning.data.prepare import prepare
+from tst_lightning.data.prepare_job import Job, Reporter, prepare_corpus
 from tst_lightning.data.tokenise import encode_documents, load_tokenizer, narrow, train_tokenizer
 from tst_lightning.errors import TSTWarning, UserError
 
@@ -290,7 +293,7 @@ def test_lost_records_are_noticed(texts, tmp_path, monkeypatch):
     for name in ("prepared", "scratch"):
         (tmp_path / name).mkdir()
     job = Job(
-        files=find_files([texts], ["*.txt"], []),
+        files=find_files([texts], ["*.txt"], [])[0],
         bytes=1,
         prepared=str(tmp_path / "prepared"),
         scratch=str(tmp_path / "scratch"),
@@ -387,7 +390,7 @@ def test_folders_are_read_in_order_without_hidden_excluded_or_repeated_files(tmp
         path.write_text("x")
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "z.txt").symlink_to(tmp_path / "a.txt")
-    found = find_files([tmp_path / "b" / "2.txt", tmp_path], ["*.txt"], ["skip", "c/part"])
+    found, _ = find_files([tmp_path / "b" / "2.txt", tmp_path], ["*.txt"], ["skip", "c/part"])
     expected = ["b/2.txt", "a/z.txt", "a.txt", "b/10.txt"]
     assert [Path(path).relative_to(tmp_path).as_posix() for path in found] == expected
 
@@ -628,3 +631,42 @@ def test_ids_never_wrap(tmp_path):
     path = tmp_path / "text"
     path.write_text("w3 w65535")
     assert encoded(loaded, path)[0] == [3, 65_535, 65_536]
+
+
+def test_a_disk_without_room_for_the_tokens_is_an_error_not_a_hang(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "scratch").mkdir()
+    job = Job(
+        files=find_files([texts], ["*.txt"], [])[0], bytes=1, prepared=str(tmp_path / "prepared"),
+        scratch=str(tmp_path / "scratch"), tokenizer=None, train_tokenizer=300, end_of_text=None, held_out=0.1, seed=0,
+        record_tokens=1000,
+    )  # fmt: skip
+    with pytest.raises(OSError, match=r"bytes are needed for train, 1,000 free"):
+        prepare_corpus(job, Reporter(io.StringIO()))
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open/a.txt").write_text("text")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def denied(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    files, closed = find_files([tmp_path], [], [])
+    assert [Path(file).name for file in files] == ["a.txt"] and closed == [str(tmp_path / "closed")]
+
+
+def test_a_tokenizer_that_would_drop_bytes_is_refused(tmp_path):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<|endoftext|>"], show_progress=False)
+    tokenizer.train_from_iterator(["plain ascii only"] * 9, trainer=trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"no token for .* of the 256 bytes"):
+        load_tokenizer(tmp_path / "tokenizer.json")

@@ -46,7 +46,8 @@ def test_every_fault_at_once(run, tmp_path, capsys):
     (tmp_path / "started").mkdir()
     (tmp_path / "started" / "metrics.csv").write_text("step,val/loss\n")
     assert main(["report", str(run), str(tmp_path / "nowhere"), str(tmp_path / "started")]) == 2
-    error = capsys.readouterr().err
+    output, error = capsys.readouterr()
+    assert "6.5000" in output  # the others are shown all the same
     assert "nowhere holds no run" in error and "has not logged a training step yet" in error
 
 
@@ -57,3 +58,24 @@ def test_every_fault_at_once(run, tmp_path, capsys):
 )  # fmt: skip
 def test_counts(number, text):
     assert count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace(",3,", ",three,"), "is damaged"),
+        (lambda text: text.replace("tokens/data", "tokens/else"), "is damaged"),
+        (lambda text: text.replace("\n1.2,", "\n1.2,9,9,"), "more or fewer values"),
+        (lambda text: "\xff" + text, "cannot be read"),
+    ],
+)
+def test_a_damaged_log_is_named(damage, message, run, capsys):
+    (run / "metrics.csv").write_bytes(damage(METRICS).encode("latin-1"))
+    assert main(["report", str(run)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cut", range(1, 10))
+def test_a_row_that_is_being_written_is_not_read(cut, run):
+    (run / "metrics.csv").write_text(METRICS[:-cut])
+    assert Run.read(run).val_loss == 7.25

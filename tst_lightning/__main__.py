@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for fault in error.faults:
             sys.stderr.write(f"error: {fault}\n")
         return 2
+    except (OSError, UnicodeError) as error:  # a path that cannot be read, written or even be printed; a full disk
+        sys.stderr.write(f"error: {str(error).encode('ascii', 'backslashreplace').decode()}\n")
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130

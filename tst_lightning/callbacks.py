@@ -7,10 +7,12 @@ import re
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
@@ -192,6 +194,13 @@ class StepCheckpoint(Checkpoint):
         self.directory = directory
         self._last_saved = -1
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let whole files be written straight to where they belong."""
+        # sharded strategies write their own
+        with suppress(NotImplementedError):
+            if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+                trainer.strategy.checkpoint_io = _DirectIO()
+
     def folder(self, trainer: Trainer) -> Path:
         """Where this run's checkpoints are."""
         return Path(self.directory) if self.directory else Path(trainer.default_root_dir) / "checkpoints"
@@ -242,7 +251,12 @@ class StepCheckpoint(Checkpoint):
         temporary = folder / f"{path.name}.tmp"
         if trainer.is_global_zero and temporary.exists():  # from a run that was killed while it saved
             _remove(temporary)
-        trainer.save_checkpoint(temporary)
+        try:
+            trainer.save_checkpoint(temporary)
+        except BaseException:  # a full disk, say: what was written would only fill it
+            if trainer.is_global_zero and temporary.exists():
+                _remove(temporary)
+            raise
         if trainer.is_global_zero:
             if path.exists():
                 _remove(path)
@@ -262,6 +276,18 @@ class StepCheckpoint(Checkpoint):
             faults = resume_faults(self.folder(trainer), trainer.ckpt_path)
             if faults:
                 raise UserError(faults)
+
+
+class _DirectIO(TorchCheckpointIO):
+    """Saves without a copy in memory and another in the system's temporary folder, as Lightning 2.6.6 makes.
+
+    That a file is whole when it has its name is StepCheckpoint's doing.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        assert storage_options is None
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(checkpoint, path)
 
 
 def resume_faults(folder: Path, ckpt_path: str | os.PathLike[str] | None) -> list[str]:
@@ -323,7 +349,7 @@ class StepProgress(ProgressBar):
             self._bar = tqdm(
                 total=pl_module.schedule.total_steps,
                 initial=trainer.global_step,
-                bar_format="{desc}|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}",  # fits 80 columns
+                bar_format="{desc}|{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}",  # fits 80 columns
                 dynamic_ncols=True,
             )
 

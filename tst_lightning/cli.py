@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import logging
+import signal
 import sys
 import warnings
+from contextlib import suppress
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tst_lightning.callbacks import RunSummary, StepCheckpoint, StepProgress, list_checkpoints, resume_faults
 from tst_lightning.data.datamodule import TSTDataModule
@@ -33,16 +38,20 @@ def run_trainer(arguments: list[str]) -> int:
         UserError: with every fault in what the user gave.
     """
     _quiet()
-    interrupted = _Interrupted()
+    watch = _Watch()
     try:
-        TSTCLI(_from_run_directory(arguments), interrupted)
+        TSTCLI(_from_run_directory(arguments), watch)
     except MisconfigurationException as error:
         raise UserError(str(error)) from error
+    except ValueError as error:
+        if watch.started or isinstance(error, (UserError, UnicodeError)):
+            raise
+        raise UserError(str(error)) from error  # Lightning's own word on an option, before anything was done
     except _NothingToDo as done:
         sys.stdout.write(f"{done}\n")
     except SystemExit:
-        if interrupted.seen:  # Lightning turns Ctrl-C into exit status 1
-            return 130
+        if watch.signal is not None:  # Lightning exits with 1 after Ctrl-C and with 0 after SIGTERM
+            return 128 + watch.signal
         raise
     return 0
 
@@ -113,7 +122,8 @@ class TSTCLI(LightningCLI):
         if self.subcommand == "validate":
             trainer.logger = False  # it would add a row to the run's log
             if config.ckpt_path is None:
-                raise UserError(f"there is no checkpoint in {folder}: name one by --ckpt_path")
+                hint = "take the newest one by --ckpt_path last" if checkpoints else "name one by --ckpt_path"
+                raise UserError(f"no checkpoint was chosen ({len(checkpoints)} in {folder}): {hint}")
             return
         if not is_rank_zero():
             return
@@ -136,11 +146,15 @@ class TSTCLI(LightningCLI):
         if trainer.logger in (None, True):
             trainer.logger = [MetricsCSV(trainer.default_root_dir), TensorBoard(trainer.default_root_dir)]
         given = trainer.callbacks or []
-        trainer.callbacks = [*(given if isinstance(given, list) else [given]), RunSummary(), *self._callbacks]
+        trainer.callbacks = [*(given if isinstance(given, list) else [given]), RunSummary()]
         has_bar = any(isinstance(callback, ProgressBar) for callback in trainer.callbacks)
         if trainer.enable_progress_bar in (None, True) and not has_bar:
             trainer.callbacks.append(StepProgress())
-        return super().instantiate_trainer(**kwargs)
+        trainer.callbacks += self._callbacks  # behind the bar, which must be closed before they speak
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except TypeError as error:  # Lightning's word for some values of an option
+            raise UserError(str(error)) from error
 
     def before_fit(self) -> None:
         """Every fault before anything is written."""
@@ -149,15 +163,47 @@ class TSTCLI(LightningCLI):
         self.model.check(self.trainer, self.datamodule, checkpoint)
         if checkpoint is not None and checkpoint[RECORD]["step"] == self.model.schedule.total_steps:
             raise _NothingToDo(f"{path} is the end of this run: there is nothing left to train")
-        if self._start_afresh:  # what a try that reached no checkpoint has logged would stand there twice
-            run = Path(self.trainer.default_root_dir)
-            for log in [run / "metrics.csv", *run.glob("events.out.tfevents.*")]:
-                log.unlink(missing_ok=True)
+        if is_rank_zero():
+            self._claim(Path(self.trainer.default_root_dir))
+
+    def _claim(self, run: Path) -> None:
+        """Make the run's directories, keep other processes out of them, and clear what a failed start has logged."""
+        folder = Path(self.config_init[self.subcommand].checkpoint.directory or run / "checkpoints")
+        new = [path for path in (folder, run) if not path.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            run.mkdir(parents=True, exist_ok=True)
+            # a lock of the process (its loader processes do not inherit it) that ends with it, however it ends
+            self._lock = (run / ".lock").open("w")
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another process is training in {run}: wait for it, or stop it") from error
+        except OSError as error:
+            for path in new:
+                with suppress(OSError):
+                    path.rmdir()
+            raise UserError(f"the run's directory cannot be written ({error}): choose another one") from error
+        if self._start_afresh:  # a try that reached no checkpoint
+            logs = [path for path in (run / "metrics.csv", *run.glob("events.out.tfevents.*")) if path.exists()]
+            if logs:
+                aside = next(p for i in count_from(1) if not (p := run / f"abandoned-{i}").exists())
+                aside.mkdir()
+                for path in logs:
+                    path.rename(aside / path.name)
+                sys.stdout.write(f"what a try without a checkpoint had logged is now in {aside}\n")
+
+    def after_fit(self) -> None:
+        """Say so if the run ended early."""
+        step, total_steps = self.trainer.global_step, self.model.schedule.total_steps
+        if step < total_steps and is_rank_zero():
+            sys.stdout.write(f"stopped at step {step} of {total_steps}: --ckpt_path last goes on\n")
 
     def before_validate(self) -> None:
         """Every fault before the checkpoint is loaded."""
-        faults = self.model.network_faults(_peek(self.config_init[self.subcommand].ckpt_path))
-        faults += self.datamodule.faults(self.trainer, schedule=None, vocab_size=self.model.vocab_size)
+        faults = self.datamodule.faults(self.trainer, schedule=None, vocab_size=self.model.vocab_size)
+        faults = faults or self.model.validation_faults(
+            _peek(self.config_init[self.subcommand].ckpt_path), self.datamodule
+        )
         if faults:
             raise UserError(faults)
 
@@ -180,21 +226,29 @@ class KeepConfig(SaveConfigCallback):
         self.parser.save(self.config, str(folder / name), skip_none=False, overwrite=True)
 
 
-class _Interrupted(Callback):
-    """Says how to go on after Ctrl-C, and remembers that there was one."""
+class _Watch(Callback):
+    """Knows whether the work has begun and which signal ended it, and says how to go on."""
 
     def __init__(self) -> None:
-        self.seen = False
+        self.started = False
+        self.signal: signal.Signals | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Called by Lightning as the work begins."""
+        self.started = True
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Called by Lightning before it exits."""
         if isinstance(exception, KeyboardInterrupt):
-            self.seen = True
-            if trainer.state.fn == "fit" and trainer.is_global_zero:
-                sys.stdout.write(
-                    f"interrupted at step {trainer.global_step}: the same command with --ckpt_path last goes on from "
-                    "the newest checkpoint\n"
-                )
+            self.signal = signal.SIGINT
+        elif isinstance(exception, SIGTERMException):
+            self.signal = signal.SIGTERM
+        if self.signal is not None and trainer.state.fn == "fit" and trainer.is_global_zero:
+            sys.stdout.write(
+                f"interrupted at step {trainer.global_step}: the same command with --ckpt_path last goes on from the "
+                "newest checkpoint\n"
+            )
+            sys.stdout.flush()
 
 
 class _NothingToDo(Exception):
@@ -208,12 +262,14 @@ def _is_run(path: Path) -> bool:
 def _peek(path: str) -> dict[str, Any]:
     """A checkpoint's record without its tensors being read."""
     try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:
         raise UserError(
             f"{path} is not a whole checkpoint ({type(error).__name__}): delete it, and --ckpt_path last takes the one "
             "before"
         ) from error
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(RECORD), dict):
+        raise UserError(f"{path} was not saved by a TST run: there is no schedule and no network's shape in it")
     return checkpoint
 
 

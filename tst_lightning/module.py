@@ -254,9 +254,16 @@ class TSTModule(LightningModule):
             faults += _differences(name, saved[name], here[name])
         return faults
 
-    def network_faults(self, checkpoint: Mapping[str, Any]) -> list[str]:
-        """Why the weights of ``checkpoint`` do not fit this network: empty if they do, or if it does not say."""
-        return _differences("network", checkpoint.get(RECORD, {}).get("network", {}), self._network_record())
+    def validation_faults(self, checkpoint: Mapping[str, Any], datamodule: Any = None) -> list[str]:
+        """Why the weights of ``checkpoint`` cannot be evaluated with this network and these data."""
+        saved = checkpoint.get(RECORD)
+        if saved is None:
+            return ["the checkpoint was not saved by a TST run: it does not say which network it holds"]
+        faults = _differences("network", saved["network"], self._network_record())
+        if hasattr(datamodule, "corpus"):
+            name = "tokenizer_sha256"
+            faults += _differences("data", {name: saved["data"].get(name)}, {name: getattr(datamodule.corpus, name)})
+        return faults
 
     def _record(self, trainer: Trainer, datamodule: Any) -> dict[str, Any]:
         """What must be the same on a resume, in plain types."""
@@ -282,7 +289,7 @@ class TSTModule(LightningModule):
 
     def _optimizer_record(self) -> dict[str, Any]:
         """The optimiser's class and settings, read off one that is made for the purpose (and so proved to work)."""
-        optimizer = self.optimizer([{"params": [nn.Parameter(torch.zeros(1, 1))]}])
+        optimizer = self.optimizer(decay_groups(self.named_parameters()))
         settings = {
             f"optimizer.{name}": value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
             for name, value in optimizer.defaults.items()
@@ -300,11 +307,23 @@ def _trainer_faults(trainer: Trainer) -> list[str]:
             "trainer.limit_train_batches, overfit_batches and fast_dev_run would cut the data order short: for a "
             "trial run set trainer.max_steps (and model.warmup_steps) to a few steps"
         )
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
+    interval, accumulation = getattr(trainer, "val_check_interval", None), trainer.accumulate_grad_batches
+    if isinstance(interval, float):
+        interval = max(1, int(trainer.max_steps * accumulation * interval))
+    if interval is None:
         faults.append(
             "trainer.val_check_interval is a time, and a resumed run would validate at other steps: give a number of "
             "micro-batches"
         )
+    elif interval < 1:
+        faults.append(f"trainer.val_check_interval={interval} must be at least 1 (limit_val_batches=0 validates never)")
+    elif interval % accumulation:
+        faults.append(
+            f"trainer.val_check_interval={interval} micro-batches would validate in the middle of a step: use a "
+            f"multiple of accumulate_grad_batches={accumulation}"
+        )
+    if trainer.log_every_n_steps < 0:  # type: ignore[attr-defined]
+        faults.append(f"trainer.log_every_n_steps={trainer.log_every_n_steps} must not be negative")  # type: ignore[attr-defined]
     if trainer.gradient_clip_val is not None and not 0 <= trainer.gradient_clip_val < math.inf:
         faults.append(
             f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be a positive number, or null for no clipping"

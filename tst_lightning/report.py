@@ -48,22 +48,37 @@ class Run:
         path = directory / "metrics.csv"
         if not path.is_file():
             raise UserError(f"{directory} holds no run (no metrics.csv in it)")
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = _rows(path)
         trained = [row for row in rows if row.get("tokens/latent")]
         if not trained:
             raise UserError(f"{directory}: the run has not logged a training step yet")
         validated = [row for row in rows if row.get("val/loss")]
         last = trained[-1]
-        return cls(
-            name=directory.resolve().name,
-            steps=int(last["step"]),
-            latent_tokens=int(last["tokens/latent"]),
-            data_tokens=int(last["tokens/data"]),
-            bag_size=max(int(row["phase/bag_size"]) for row in trained),
-            val_loss=float(validated[-1]["val/loss"]) if validated else None,
-            val_step=int(validated[-1]["step"]) if validated else None,
-        )
+        try:
+            return cls(
+                name=directory.resolve().name,
+                steps=int(last["step"]),
+                latent_tokens=int(last["tokens/latent"]),
+                data_tokens=int(last["tokens/data"]),
+                bag_size=max(int(row["phase/bag_size"]) for row in trained),
+                val_loss=float(validated[-1]["val/loss"]) if validated else None,
+                val_step=int(validated[-1]["step"]) if validated else None,
+            )
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from error
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a log, without one that is being written right now."""
+    try:
+        text = path.read_bytes().decode("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from error
+    whole = text[: text.rfind("\n") + 1]
+    rows = list(csv.DictReader(whole.splitlines()))
+    if any(None in row or None in row.values() for row in rows):
+        raise UserError(f"{path} is damaged: its rows have more or fewer values than its header")
+    return rows
 
 
 def table(runs: list[Run]) -> str:
@@ -101,10 +116,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table.
+    """Print the table of the runs that there are.
 
     Raises:
-        UserError: naming every directory that holds no run.
+        UserError: naming every directory that holds none, or a damaged one.
     """
     found: list[Run] = []
     faults: list[str] = []
@@ -113,7 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
             found.append(Run.read(directory))
         except UserError as error:
             faults += error.faults
+    if found:
+        sys.stdout.write(table(found) + "\n")
     if faults:
         raise UserError(faults)
-    sys.stdout.write(table(found) + "\n")
     return 0

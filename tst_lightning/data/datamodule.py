@@ -68,10 +68,12 @@ class TSTDataModule(LightningDataModule):
     def faults(self, trainer: Trainer, *, schedule: PhaseSchedule | None, vocab_size: int | None) -> list[str]:
         """Everything in the data's configuration that this run cannot work with; no schedule: nothing is trained."""
         faults: list[str] = []
-        for name in ("latent_length", "global_batch_size", "unit_windows", "val_batch_size"):
+        # a window of one position has nothing to predict
+        least = {"latent_length": 2, "global_batch_size": 1, "unit_windows": 1, "val_batch_size": 1}
+        for name, lowest in least.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                faults.append(f"data.{name}={value} must be at least 1")
+            if value is not None and value < lowest:
+                faults.append(f"data.{name}={value} must be at least {lowest}")
         if self.num_workers < 0:
             faults.append(f"data.num_workers={self.num_workers} must be 0 or more")
         if not faults:
@@ -162,9 +164,11 @@ class TSTDataModule(LightningDataModule):
         """Every held-out window once over all ranks, as ``(tokens (B, L), counts (B,))``."""
         trainer = self._trainer()
         micro_batch = max(1, self.global_batch_size // (trainer.world_size * trainer.accumulate_grad_batches))
+        windows = self.corpus.splits["val"].tokens // self.latent_length
+        share = -(-windows // trainer.world_size)  # a larger batch would be filled up with windows that do not count
         return held_out_loader(
             self._dataset("val"),
-            batch_size=self.val_batch_size or micro_batch,
+            batch_size=min(self.val_batch_size or micro_batch, share),
             world_size=trainer.world_size,
             rank=trainer.global_rank,
             num_workers=self.num_workers,

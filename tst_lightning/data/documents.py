@@ -39,7 +39,7 @@ class Document:
         return self.stop - self.start
 
 
-def find_files(inputs: Iterable[Path], patterns: Sequence[str], excludes: Sequence[str]) -> list[str]:
+def find_files(inputs: Iterable[Path], patterns: Sequence[str], excludes: Sequence[str]) -> tuple[list[str], list[str]]:
     """The files that ``inputs`` name, each once, in an order that is the same on every machine.
 
     A file is taken as it is. A folder gives the files below it whose name matches one of ``patterns`` (all,
@@ -48,19 +48,25 @@ def find_files(inputs: Iterable[Path], patterns: Sequence[str], excludes: Sequen
     folders, so that there are no loops; links to files are followed.
 
     Returns:
-        Paths in the order of ``inputs``, a folder's files sorted by the parts of their path.
+        Paths in the order of ``inputs``, a folder's files sorted by the parts of their path; and the folders that
+        cannot be read.
     """
     found: dict[str, str] = {}
+    closed: list[str] = []
     for path in inputs:
-        below = _files_below(path, patterns, excludes) if path.is_dir() else [path]
+        below = _files_below(path, patterns, excludes, closed) if path.is_dir() else [path]
         for file in below:
             found.setdefault(os.path.realpath(file), str(file))
-    return list(found.values())
+    return list(found.values()), closed
 
 
-def _files_below(folder: Path, patterns: Sequence[str], excludes: Sequence[str]) -> list[Path]:
+def _files_below(folder: Path, patterns: Sequence[str], excludes: Sequence[str], closed: list[str]) -> list[Path]:
     files = []
-    for where, folders, names in os.walk(folder):  # does not follow links to folders
+
+    def note(error: OSError) -> None:
+        closed.append(os.fsdecode(error.filename))
+
+    for where, folders, names in os.walk(folder, onerror=note):  # does not follow links to folders
         here = PurePath(where).relative_to(folder)
 
         def kept(name: str, here: PurePath = here) -> bool:

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tst_lightning.data.corpus import RECORD_TOKENS, Corpus
-from tst_lightning.data.documents import EMPTY, find_files
+from tst_lightning.data.documents import EMPTY, UNREADABLE, find_files
 from tst_lightning.data.prepare_job import Job
 from tst_lightning.data.supervise import PrepareError, Progress, Stopped, run_job, stoppable
 from tst_lightning.errors import TSTWarning, UserError
 
 _BYTES_AND_END_OF_TEXT = 257
+_LARGEST_VOCABULARY = 10_000_000  # far above any in use; the trainer aborts on absurd ones
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ def _prepare(
         faults.append(f"--held-out {held_out} must lie between 0 and 1: 0.01 holds out one document in a hundred")
     if record_tokens < 1:
         faults.append(f"record_tokens={record_tokens} must be at least 1")
-    files = _find(inputs, pattern, exclude, faults)
+    files, closed = _find(inputs, pattern, exclude, faults)
     if faults:
         raise UserError(faults)
 
@@ -263,7 +264,10 @@ def _prepare(
             for parent in new_parents if not finished else ():
                 with suppress(OSError):
                     parent.rmdir()
-    return Prepared(Corpus.load(destination), result["skipped"], result["cut"])
+    skipped: dict[str, list[str]] = result["skipped"]
+    if closed:
+        skipped.setdefault(UNREADABLE, []).extend(closed)
+    return Prepared(Corpus.load(destination), skipped, result["cut"])
 
 
 def _find(
@@ -271,8 +275,8 @@ def _find(
     pattern: Sequence[str],
     exclude: Sequence[str],
     faults: list[str],
-) -> list[str]:
-    """The files to read as absolute paths; what is wrong with ``inputs`` is added to ``faults``."""
+) -> tuple[list[str], list[str]]:
+    """Absolute paths of the files to read and of folders that cannot be; what is wrong is added to ``faults``."""
     paths = [Path(os.path.abspath(path)) for path in inputs]
     wrong = [f"input {path} does not exist" for path in paths if not path.exists()]
     wrong += [
@@ -280,13 +284,16 @@ def _find(
         for path in paths
         if path.exists() and not path.is_file() and not path.is_dir()
     ]
-    files = find_files(paths, pattern, exclude) if not wrong else []
+    files, closed = find_files(paths, pattern, exclude) if not wrong else ([], [])
     if not files and not wrong:
         chosen = "".join(f" --pattern {glob}" for glob in pattern) + "".join(f" --exclude {g}" for g in exclude)
         filters = f" with{chosen}" if chosen else ""
-        wrong.append(f"no file found in {', '.join(map(str, paths)) or 'no input'}{filters}: give other inputs")
+        unreadable = f" (not readable: {', '.join(closed)})" if closed else ""
+        wrong.append(
+            f"no file found in {', '.join(map(str, paths)) or 'no input'}{filters}{unreadable}: give other inputs"
+        )
     faults += wrong
-    return files
+    return files, closed
 
 
 def _output_faults(given: str, destination: Path, inputs: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -316,6 +323,8 @@ def _tokenizer_faults(
                 f"--train-tokenizer {train_tokenizer} must be at least {_BYTES_AND_END_OF_TEXT}: "
                 "256 bytes and the end-of-text token"
             )
+        if train_tokenizer > _LARGEST_VOCABULARY:
+            faults.append(f"--train-tokenizer {train_tokenizer} must be at most {_LARGEST_VOCABULARY}")
         if end_of_text is not None:
             faults.append(
                 f"--end-of-text {end_of_text} belongs to --tokenizer: "

@@ -8,6 +8,7 @@ whatever a library prints goes to standard error. It ends when standard input do
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 AMBIGUOUS = "text holds the end-of-text token"
 CHUNK_BYTES = 64_000_000
+SPARE_BYTES = 2**20  # for indices and logs beside the tokens
 
 
 @dataclass
@@ -208,6 +210,10 @@ def _write(job: Job, name: str, split: Split, tokenizer: TextTokenizer) -> None:
 
     spool = _spool_path(job, name)
     directory = Path(job.prepared, name)
+    needed = spool.stat().st_size + SPARE_BYTES
+    free = shutil.disk_usage(job.prepared).free
+    if free < needed:  # LitData 0.2.76 waits for ever for a writer that met a full disk
+        raise OSError(errno.ENOSPC, f"No space left on device: {needed:,} bytes are needed for {name}, {free:,} free")
     optimize(
         fn=_Records(str(spool), tokenizer.dtype, job.record_tokens),
         inputs=list(range(-(-split.tokens // job.record_tokens))),

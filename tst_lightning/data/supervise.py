@@ -176,6 +176,8 @@ class Progress:
     def close(self, *, finished: bool = True) -> None:
         """End the present phase."""
         if self._bar is not None:
+            if finished and self._total:  # the last event of a phase may have been too early to be sent
+                self._bar.update(self._total - self._bar.n)
             self._bar.close()
             self._bar = None
         elif self._shown and self._name and finished:

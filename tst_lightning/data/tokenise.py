@@ -87,6 +87,11 @@ def load_tokenizer(path: Path, end_of_text: str | None = None) -> TextTokenizer:
             f"--tokenizer {path} has no token {' or '.join(candidates)} to end documents with ({has}): "
             "name one of its tokens with --end-of-text"
         )
+    if lost := _bytes_without_a_token(state):
+        raise UserError(
+            f"--tokenizer {path} has no token for {len(lost)} of the 256 bytes ({', '.join(lost[:4])}, ...) and would "
+            "drop them from the text: train it with initial_alphabet=pre_tokenizers.ByteLevel.alphabet()"
+        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
@@ -232,6 +237,16 @@ def _batches(documents: Iterable[Document], cuttable: bool) -> Iterator[Sequence
                 batch, characters = [], 0
         batch.append((document, None))
     yield batch
+
+
+def _bytes_without_a_token(state: dict[str, Any]) -> list[str]:
+    """The bytes that a byte-level tokenizer leaves out of a text without a word, by their symbols."""
+    model, steps = state["model"], state["pre_tokenizer"] or {"type": None}
+    steps = steps["pretokenizers"] if steps["type"] == "Sequence" else [steps]
+    if model.get("unk_token") or model.get("byte_fallback") or all(step["type"] != "ByteLevel" for step in steps):
+        return []
+    symbols = {token["content"] for token in state["added_tokens"]} | set(model["vocab"])
+    return [f"{symbol!r}" for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()) if symbol not in symbols]
 
 
 def _is_cuttable(state: dict[str, Any]) -> bool:
