@@ -549,3 +549,15 @@ def test_a_save_that_fails_leaves_nothing(text_corpus, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         fit(tmp_path, text_corpus, None, steps=1, callbacks=[StepCheckpoint()], enable_checkpointing=True)
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_resume_that_is_refused_drops_nothing(text_corpus, tmp_path):
+    saver = StepCheckpoint(every_n_steps=1, keep=-1)
+    fit(tmp_path, text_corpus, None, steps=4, callbacks=[saver], enable_checkpointing=True)
+    before = (tmp_path / "metrics.csv").read_bytes()
+    with pytest.raises(UserError, match=r"holds step-000000003\.ckpt, step-000000004\.ckpt beside"):
+        fit(
+            tmp_path, text_corpus, None, steps=4, callbacks=[StepCheckpoint()], enable_checkpointing=True,
+            ckpt_path=tmp_path / "checkpoints/step-000000002.ckpt",
+        )  # fmt: skip
+    assert (tmp_path / "metrics.csv").read_bytes() == before

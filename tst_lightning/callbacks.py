@@ -93,14 +93,19 @@ class StepMetrics(Callback):
 
     def __init__(self) -> None:
         self._step = 0
+        self._places: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start from the restored step.
+        """Start from the restored step, with the logs as they were then.
 
         Raises:
             UserError: if the run starts at step 0 where another one has logged.
         """
         self._step = trainer.global_step
+        for name, logger in _resumable(trainer).items():
+            if name in self._places:
+                logger.rewind(self._places[name])
+        self._places = {}
         if trainer.global_step == 0 and trainer.is_global_zero:
             used = [str(logger.log_dir) for logger in _resumable(trainer).values() if logger.holds_a_run()]
             if used:
@@ -147,11 +152,9 @@ class StepMetrics(Callback):
             checkpoint["logs"] = {name: logger.place() for name, logger in _resumable(trainer).items()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take the logs back to where the checkpoint was saved."""
+        """Learn where the logs were; nothing is dropped until every other callback has accepted the checkpoint."""
         if trainer.state.fn == "fit" and trainer.is_global_zero:
-            for name, logger in _resumable(trainer).items():
-                if name in checkpoint.get("logs", {}):
-                    logger.rewind(checkpoint["logs"][name])
+            self._places = checkpoint.get("logs", {})
 
 
 def _resumable(trainer: Trainer) -> dict[str, ResumableLogger]:
@@ -213,7 +216,7 @@ class StepCheckpoint(Checkpoint):
         """
         self._last_saved = trainer.global_step
         if trainer.global_step == 0:
-            faults = resume_faults(self.folder(trainer), None)
+            faults = checkpoint_folder_faults(self.folder(trainer), None)
             if faults:
                 raise UserError(faults)
 
@@ -273,7 +276,7 @@ class StepCheckpoint(Checkpoint):
             UserError: naming them.
         """
         if trainer.state.fn == "fit":
-            faults = resume_faults(self.folder(trainer), trainer.ckpt_path)
+            faults = checkpoint_folder_faults(self.folder(trainer), trainer.ckpt_path)
             if faults:
                 raise UserError(faults)
 
@@ -290,7 +293,7 @@ class _DirectIO(TorchCheckpointIO):
         torch.save(checkpoint, path)
 
 
-def resume_faults(folder: Path, ckpt_path: str | os.PathLike[str] | None) -> list[str]:
+def checkpoint_folder_faults(folder: Path, ckpt_path: str | os.PathLike[str] | None) -> list[str]:
     """Why a run that keeps its checkpoints in ``folder`` must not go on from ``ckpt_path`` (None: start).
 
     A resume takes the run's logs back to its checkpoint, so later checkpoints would be left without theirs.

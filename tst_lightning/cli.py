@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from tst_lightning.callbacks import RunSummary, StepCheckpoint, StepProgress, list_checkpoints, resume_faults
+from tst_lightning.callbacks import RunSummary, StepCheckpoint, StepProgress, checkpoint_folder_faults, list_checkpoints
 from tst_lightning.data.datamodule import TSTDataModule
 from tst_lightning.errors import UserError
 from tst_lightning.loggers import MetricsCSV, TensorBoard, is_rank_zero
@@ -127,7 +127,7 @@ class TSTCLI(LightningCLI):
             return
         if not is_rank_zero():
             return
-        if faults := resume_faults(folder, config.ckpt_path):
+        if faults := checkpoint_folder_faults(folder, config.ckpt_path):
             raise UserError(faults)
         here = [path.resolve() for path in checkpoints]
         goes_on = last or (config.ckpt_path is not None and Path(config.ckpt_path).resolve() in here)
