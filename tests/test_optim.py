@@ -151,13 +151,13 @@ def test_schedule_faults_names_all_with_the_way_out():
     assert schedule_faults(total_steps=10, warmup_steps=9) == []
     assert schedule_faults(total_steps=0, warmup_steps=-1, decay_ratio=1.5, final_factor=-0.1) == [
         "a run needs at least one optimiser step, not 0: set trainer.max_steps",
-        "warmup_steps=-1 must not be negative: 0 is no warm-up",
-        "final_factor=-0.1 must lie in [0, 1]: it is the share of the peak rate that is left",
-        "decay_ratio=1.5 must lie in [0, 1]: it is the share of steps that decay (0.1 in the paper)",
+        "model.warmup_steps=-1 must not be negative: 0 is no warm-up",
+        "model.final_lr_factor=-0.1 must lie in [0, 1]: the share of the peak rate that is left",
+        "model.decay_ratio=1.5 must lie in [0, 1]: the share of steps that decay (0.1 in the paper)",
     ]
     assert schedule_faults(total_steps=100, warmup_steps=2000) == [
-        "warmup_steps=2000 and 10 steps of decay (decay_ratio=0.1) do not fit into 100 steps: use at most 90 "
+        "model.warmup_steps=2000 and 10 steps of decay (decay_ratio=0.1) do not fit into 100 steps: use at most 90 "
         "warm-up steps, or raise trainer.max_steps"
     ]
     (fault,) = schedule_faults(total_steps=100, warmup_steps=0, decay_ratio=math.nan)
-    assert fault.startswith("decay_ratio=nan must lie in [0, 1]")
+    assert fault.startswith("model.decay_ratio=nan must lie in [0, 1]")

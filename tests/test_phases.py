@@ -204,15 +204,15 @@ def test_a_schedule_that_cannot_be_is_our_own_bug(phases):
     [
         (
             Phases(bag_size=4, ratio=0.3, stages=[Stage(4, 0.3)]),
-            ["phases.stages and bag_size=4, ratio=0.3 are both given: keep one form"],
+            ["phases.stages and bag_size=4, ratio=0.3 are both given: keep one form and set the other to null"],
         ),
         (
             Phases(switch_step=3, stages=[]),
-            ["phases.stages and switch_step=3 are both given: keep one form"],
+            ["phases.stages and switch_step=3 are both given: keep one form and set the other to null"],
         ),
         (
             Phases(bag_size=4, ratio=0.3, switch_step=30),
-            ["phases.ratio=0.3 and phases.switch_step=30 both set the switch: keep one"],
+            ["phases.ratio=0.3 and phases.switch_step=30 both set the switch: keep one and set the other to null"],
         ),
         (
             Phases(bag_size=4),
@@ -225,7 +225,7 @@ def test_a_schedule_that_cannot_be_is_our_own_bug(phases):
         (
             Phases(ratio=0.3, switch_step=30),
             [
-                "phases.ratio=0.3 and phases.switch_step=30 both set the switch: keep one",
+                "phases.ratio=0.3 and phases.switch_step=30 both set the switch: keep one and set the other to null",
                 "ratio=0.3, switch_step=30 needs phases.bag_size (4 to 8 in the paper; 1 is the baseline)",
             ],
         ),

@@ -33,7 +33,7 @@ def test_the_functions_block():
     assert len(PYTHON) == 2
 
 
-def test_the_commands(text_corpus, tmp_path):
+def test_the_commands(tmp_path):
     """Prepare, fit, report as written, on little text and for a few steps."""
     (tmp_path / "my_texts").mkdir()
     for i in range(4):
@@ -41,18 +41,16 @@ def test_the_commands(text_corpus, tmp_path):
         (tmp_path / f"my_texts/{i}.txt").write_text(text)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/quickstart.yaml").write_text((ROOT / "configs/quickstart.yaml").read_text())
-    prepare, fit, report = (shlex.split(command.replace("\\\n", " "))[1:] for command in COMMANDS)
+    prepare, tst, baseline, report = (shlex.split(command.replace("\\\n", " "))[1:] for command in COMMANDS)
     few = ["--trainer.max_steps=20", "--model.warmup_steps=2"]
-    baseline = ["--phases.bag_size=1", "--trainer.default_root_dir=runs/quickstart/baseline"]
     for arguments in (
         [word.replace("8192", "300") for word in prepare],
-        [*(word.replace("8192", "300") for word in fit), *few],
-        ["fit", "--config=configs/quickstart.yaml", f"--data.path={text_corpus.directory}", *baseline, *few],
+        *([*(word.replace("8192", "300") for word in fit), *few] for fit in (tst, baseline)),
         report,
     ):
         status, output = run(*arguments, folder=tmp_path)
         assert status == 0, (arguments, output)
-    assert "mine" in output and "baseline" in output
+    assert re.search(r"^tst +4 +20 ", output, re.MULTILINE) and re.search(r"^baseline +1 +20 ", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", re.findall(r"\]\((?!http)([^)]+)\)", README))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for fault in error.faults:
             sys.stderr.write(f"error: {fault}\n")
         return 2
+    except BrokenPipeError:  # of `| head`, say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush at exit
+        return 1
     except (OSError, UnicodeError) as error:  # a path that cannot be read, written or even be printed; a full disk
         sys.stderr.write(f"error: {str(error).encode('ascii', 'backslashreplace').decode()}\n")
         return 1

@@ -331,12 +331,14 @@ class StepProgress(ProgressBar):
 
     REFRESH_SECONDS = 0.5
     PLAIN_LINES = 20
+    EARLY_LINE = 10  # steps, so that nobody waits for a sign of life
 
     def __init__(self) -> None:
         super().__init__()
         self._bar: tqdm[Any] | None = None
         self._enabled = True
-        self._refreshed = 0.0
+        self._refreshed = self._started = 0.0
+        self._first_step = 0
 
     def disable(self) -> None:
         """Lightning calls this off rank 0."""
@@ -348,6 +350,7 @@ class StepProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: TSTModule) -> None:  # type: ignore[override]
         """Open the bar at the restored step."""
+        self._first_step, self._started = trainer.global_step, time.monotonic()
         if self._enabled and sys.stderr.isatty():
             self._bar = tqdm(
                 total=pl_module.schedule.total_steps,
@@ -371,7 +374,8 @@ class StepProgress(ProgressBar):
         if self._bar is not None:
             due = time.monotonic() - self._refreshed > self.REFRESH_SECONDS
         else:
-            due = step % max(1, schedule.total_steps // self.PLAIN_LINES) == 0
+            early = step == self._first_step + self.EARLY_LINE
+            due = early or step % max(1, schedule.total_steps // self.PLAIN_LINES) == 0
         if not (due or step == schedule.total_steps):
             return
         self._refreshed = time.monotonic()
@@ -380,9 +384,11 @@ class StepProgress(ProgressBar):
         loss = f"loss {float(pl_module.step_loss):.3f}"
         data, latent = count(schedule.position(step) * per_step), count(step * per_step)
         if self._bar is None:
+            rate = (step - self._first_step) / (time.monotonic() - self._started)
             _say(
                 f"step {step} of {schedule.total_steps}: {phase.name} ({_bags(phase)}), {loss}, "
-                f"{data} data and {latent} latent tokens"
+                f"{data} data and {latent} latent tokens, {rate:.3g} steps/s, "
+                f"{tqdm.format_interval((schedule.total_steps - step) / rate)} left"
             )
         else:
             self._bar.set_description_str(f"{phase.name} s={phase.bag_size}", refresh=False)

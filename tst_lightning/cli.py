@@ -11,7 +11,7 @@ import warnings
 from contextlib import suppress
 from itertools import count as count_from
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -69,6 +69,7 @@ class TSTCLI(LightningCLI):
             save_config_callback=KeepConfig,
             save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=0,
+            parser_class=_Parser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             trainer_defaults={
@@ -208,6 +209,14 @@ class TSTCLI(LightningCLI):
             raise UserError(faults)
 
 
+class _Parser(LightningArgumentParser):
+    """Says what is wrong with an argument, without pages of usage before it."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Called by jsonargparse."""
+        raise UserError(f"{message.strip()} (tst-lightning fit --help lists every option)") from ex
+
+
 class KeepConfig(SaveConfigCallback):
     """Writes ``config.yaml`` into the run's directory, and each resume's config beside it."""
 
@@ -244,9 +253,12 @@ class _Watch(Callback):
         elif isinstance(exception, SIGTERMException):
             self.signal = signal.SIGTERM
         if self.signal is not None and trainer.state.fn == "fit" and trainer.is_global_zero:
+            savers = [saver for saver in trainer.checkpoint_callbacks if isinstance(saver, StepCheckpoint)]
+            saved = [path for saver in savers for path in list_checkpoints(saver.folder(trainer))]
+            place = saved[-1].name if saved else "step 0, as no checkpoint was due yet (checkpoint.every_n_steps)"
             sys.stdout.write(
-                f"interrupted at step {trainer.global_step}: the same command with --ckpt_path last goes on from the "
-                "newest checkpoint\n"
+                f"interrupted at step {trainer.global_step}: the same command with --ckpt_path last goes on from "
+                f"{place}\n"
             )
             sys.stdout.flush()
 

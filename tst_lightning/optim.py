@@ -71,16 +71,18 @@ def schedule_faults(
     if total_steps < 1:
         faults.append(f"a run needs at least one optimiser step, not {total_steps}: set trainer.max_steps")
     if warmup_steps < 0:
-        faults.append(f"warmup_steps={warmup_steps} must not be negative: 0 is no warm-up")
+        faults.append(f"model.warmup_steps={warmup_steps} must not be negative: 0 is no warm-up")
     if not 0 <= final_factor <= 1:  # nan is outside, too
-        faults.append(f"final_factor={final_factor} must lie in [0, 1]: it is the share of the peak rate that is left")
+        faults.append(
+            f"model.final_lr_factor={final_factor} must lie in [0, 1]: the share of the peak rate that is left"
+        )
     if not 0 <= decay_ratio <= 1:
         faults.append(
-            f"decay_ratio={decay_ratio} must lie in [0, 1]: it is the share of steps that decay (0.1 in the paper)"
+            f"model.decay_ratio={decay_ratio} must lie in [0, 1]: the share of steps that decay (0.1 in the paper)"
         )
     elif not faults and warmup_steps + (decay_steps := _decay_steps(total_steps, decay_ratio)) > total_steps:
         faults.append(
-            f"warmup_steps={warmup_steps} and {decay_steps} steps of decay (decay_ratio={decay_ratio}) do "
+            f"model.warmup_steps={warmup_steps} and {decay_steps} steps of decay (decay_ratio={decay_ratio}) do "
             f"not fit into {total_steps} steps: use at most {total_steps - decay_steps} warm-up steps, "
             "or raise trainer.max_steps"
         )

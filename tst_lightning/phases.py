@@ -56,7 +56,9 @@ class Phases:
         given = [f"{name}={value}" for name, value in short.items() if value is not None]
         if self.stages is not None:
             if given:
-                faults.append(f"phases.stages and {', '.join(given)} are both given: keep one form")
+                faults.append(
+                    f"phases.stages and {', '.join(given)} are both given: keep one form and set the other to null"
+                )
             stages = self.stages
         else:
             if self.ratio is not None and self.switch_step is not None:

@@ -95,8 +95,9 @@ class TSTDataModule(LightningDataModule):
             if corpus.vocab_size > vocab_size:
                 faults.append(
                     f"the corpus in {self.path} was tokenised with a vocabulary of {corpus.vocab_size}, but the "
-                    f"network has {vocab_size} rows: set the network's vocab_size to {corpus.vocab_size} or more, or "
-                    "prepare the text with another tokenizer"
+                    f"network has {vocab_size} rows: set the network's vocab_size to {corpus.vocab_size} or more "
+                    f"(--model.network.init_args.config.vocab_size {corpus.vocab_size}), or prepare the text with "
+                    "another tokenizer"
                 )
             elif corpus.max_token_id >= vocab_size:
                 faults.append(
@@ -140,7 +141,7 @@ class TSTDataModule(LightningDataModule):
                 f"NOTE           the network has {vocab_size} rows for a tokenizer of {self.corpus.vocab_size}: "
                 f"{unused} are never trained on"
             )
-        if epochs > 1:
+        if round(epochs, 2) > 1:
             lines.append(
                 f"WARNING        the run reads the corpus {epochs:.2f} times: TST trades data for compute and is meant "
                 "for runs that have more text than compute"

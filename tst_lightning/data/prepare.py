@@ -59,7 +59,10 @@ class Prepared:
         if self.cut:
             lines.append("  a single document was given: its end is held out, cut at a line break")
         lines += [f"  {line}" for line in self.skipped_lines()]
-        lines.append(f"next: tst-lightning fit --config RECIPE.yaml --data.path {corpus.directory}")
+        lines.append(
+            f"next: tst-lightning fit --config RECIPE.yaml --data.path {corpus.directory} "
+            f"--model.network.init_args.config.vocab_size {corpus.vocab_size}"
+        )
         return "\n".join(lines)
 
     def skipped_lines(self) -> list[str]:
