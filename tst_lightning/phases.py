@@ -63,7 +63,8 @@ class Phases:
         else:
             if self.ratio is not None and self.switch_step is not None:
                 faults.append(
-                    f"phases.ratio={self.ratio} and phases.switch_step={self.switch_step} both set the switch: keep one"
+                    f"phases.ratio={self.ratio} and phases.switch_step={self.switch_step} both set the switch: keep "
+                    "one and set the other to null"
                 )
             bag_size = 1 if self.bag_size is None else self.bag_size
             length_given = self.ratio is not None or self.switch_step is not None
