@@ -40,9 +40,9 @@ def dataset(corpus, **changes):
 
 
 def order(stages=STAGES["12-4-1"], steps=60, **changes):
-    options = {"tokens": TOKENS, "latent_length": LATENT, "global_batch_size": 8, "seed": 7, **changes}
+    options = {"tokens": TOKENS, "latent_length": LATENT, "global_batch_size": 8, "seed": 7, "unit_windows": UNIT}
     schedule = PhaseSchedule.from_stages(stages, steps)
-    return DataOrder(schedule, unit_windows=UNIT, group_batches=3, **options)
+    return DataOrder(schedule, group_batches=3, **{**options, **changes})
 
 
 def steps_read(loader):
@@ -168,18 +168,27 @@ def test_whole_epochs_read_every_token_but_the_tail_equally_often(corpus, stages
     assert read == dict.fromkeys(range(units * UNIT * LATENT), epochs)
 
 
-@pytest.mark.parametrize("name", ["s=2", "s=6", "12-4-1"])
-def test_tst_and_the_baseline_read_the_same_units_in_the_same_order(corpus, name):
+@pytest.mark.parametrize(
+    ("stages", "unit", "steps"),
+    [
+        (STAGES["s=2"], UNIT, 150),
+        (STAGES["s=6"], UNIT, 150),
+        (STAGES["12-4-1"], UNIT, 150),
+        ([Stage(16, ratio=0.3)], 48, 1000),
+    ],
+    ids=["s=2", "s=6", "12-4-1", "s=16"],
+)
+def test_tst_and_the_baseline_read_the_same_units_in_the_same_order(corpus, stages, unit, steps):
     def units(stages):
         seen: dict[tuple[int, int, int], None] = {}
-        wanted = order(stages, steps=150)
+        wanted = order(stages, steps, unit_windows=unit)
         for step, batch in enumerate(WindowLoader(dataset(corpus), wanted)):
-            group = wanted.schedule.position(step) // (UNIT * 3)
+            group = wanted.schedule.position(step) // (unit * 3)
             for place, tokens in enumerate(batch.flatten(1).tolist()):
-                seen[group, place, tokens[0] // (UNIT * LATENT)] = None
+                seen[group, place, tokens[0] // (unit * LATENT)] = None
         return list(seen)
 
-    baseline, tst = units([]), units(STAGES[name])
+    baseline, tst = units([]), units(stages)
     assert len(baseline) > 90
     assert tst[: len(baseline)] == baseline
 
@@ -190,8 +199,9 @@ def test_workers_change_nothing(corpus, num_workers):
     assert_same(list(WindowLoader(dataset(corpus), order(), num_workers=num_workers)), expected)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    ("world_size", "accumulation"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)]
+)
 def test_processes_and_accumulation_change_nothing(corpus, world_size, accumulation):
     expected = [batch.flatten(1).tolist() for batch in WindowLoader(dataset(corpus), order())]
     loaders = [
