@@ -101,7 +101,6 @@ def test_training_equals_a_plain_loop(text_corpus, tmp_path):
     assert [tuple(b.shape) for b in batches] == [(4, 32, 4)] * 4 + [(4, 32)] * 4
 
     reference = network()
-    optimizer = torch.optim.AdamW(reference.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     norms = [p for n, p in reference.named_parameters() if "norm" in n]
     others = [p for n, p in reference.named_parameters() if "norm" not in n]
     optimizer = torch.optim.AdamW(

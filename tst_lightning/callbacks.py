@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +20,24 @@ from tqdm import tqdm
 
 from tst_lightning.errors import UserError
 from tst_lightning.loggers import ResumableLogger
-from tst_lightning.phases import Phase, PhaseSchedule
+from tst_lightning.phases import PhaseSchedule
 from tst_lightning.text import count
 
 if TYPE_CHECKING:
     from tst_lightning.module import TSTModule
 
 
-def latent_tokens_per_step(trainer: Trainer, batch: Tensor) -> int:
-    """Positions that the model runs on in one optimiser step, over all ranks and micro-batches."""
+def tokens_so_far(trainer: Trainer, schedule: PhaseSchedule, batch: Tensor) -> tuple[int, int]:
+    """Data and latent tokens of the steps done, over all ranks, told from the shape of one micro-batch."""
     B, L = batch.shape[:2]
-    return B * L * trainer.world_size * trainer.accumulate_grad_batches
+    shape = {"global_batch_size": B * trainer.world_size * trainer.accumulate_grad_batches, "latent_length": L}
+    step = trainer.global_step
+    return schedule.data_tokens(step, **shape), schedule.latent_tokens(step, **shape)
+
+
+def in_mid_step(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether more micro-batches of the optimiser step follow ``batch_idx``."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches != 0
 
 
 class PhaseSwitch(Callback):
@@ -69,11 +75,11 @@ class PhaseSwitch(Callback):
     ) -> None:
         """Announce the next phase after the last step of this one; ask for the closing validation at the end."""
         step = trainer.global_step
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+        if in_mid_step(trainer, batch_idx):
             return
         if step in pl_module.schedule.boundaries:
             before, after = pl_module.schedule.at(step - 1), pl_module.schedule.at(step)
-            _say(f"step {step}: the {before.name} phase ({_bags(before)}) ends, {after.name} ({_bags(after)}) begins")
+            _say(f"step {step}: the {before.name} phase ({before.reads}) ends, {after.name} ({after.reads}) begins")
         if step == pl_module.schedule.total_steps:
             trainer.should_stop = True  # makes Lightning validate here whatever val_check_interval is
 
@@ -132,7 +138,7 @@ class StepMetrics(Callback):
         log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (not log_every or step % log_every) and step not in (phase.start + 1, phase.stop):
             return
-        per_step = latent_tokens_per_step(trainer, batch)
+        data, latent = tokens_so_far(trainer, schedule, batch)
         pl_module.log_row(
             {
                 f"train/{'loss' if phase.bag_size == 1 else 'superposition_loss'}": trainer.strategy.reduce(
@@ -140,8 +146,8 @@ class StepMetrics(Callback):
                 ),
                 "lr": pl_module.step_lr,
                 "grad_norm": pl_module.step_grad_norm,
-                "tokens/data": schedule.position(step) * per_step,
-                "tokens/latent": step * per_step,
+                "tokens/data": data,
+                "tokens/latent": latent,
                 "phase/bag_size": phase.bag_size,
             }
         )
@@ -199,10 +205,8 @@ class StepCheckpoint(Checkpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let whole files be written straight to where they belong."""
-        # sharded strategies write their own
-        with suppress(NotImplementedError):
-            if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-                trainer.strategy.checkpoint_io = _DirectIO()
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # another one was chosen by somebody
+            trainer.strategy.checkpoint_io = _DirectIO()
 
     def folder(self, trainer: Trainer) -> Path:
         """Where this run's checkpoints are."""
@@ -224,7 +228,7 @@ class StepCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save after the step unless a validation follows it."""
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+        if in_mid_step(trainer, batch_idx):
             return
         loop = trainer.fit_loop
         # no public question for it as of Lightning 2.6.6
@@ -233,8 +237,8 @@ class StepCheckpoint(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after the validation that followed the step."""
-        in_mid_step = (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and not in_mid_step and self._due(trainer):
+        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if fitting and not in_mid_step(trainer, trainer.fit_loop.batch_idx) and self._due(trainer):
             self._save(trainer)
 
     def _due(self, trainer: Trainer) -> bool:
@@ -368,7 +372,7 @@ class StepProgress(ProgressBar):
         batch_idx: int,
     ) -> None:
         """Show where the run is, at most twice a second."""
-        if not self._enabled or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        if not self._enabled or in_mid_step(trainer, batch_idx):
             return
         step, schedule = trainer.global_step, pl_module.schedule
         if self._bar is not None:
@@ -380,13 +384,12 @@ class StepProgress(ProgressBar):
             return
         self._refreshed = time.monotonic()
         phase = schedule.at(step - 1)
-        per_step = latent_tokens_per_step(trainer, batch)
         loss = f"loss {float(pl_module.step_loss):.3f}"
-        data, latent = count(schedule.position(step) * per_step), count(step * per_step)
+        data, latent = map(count, tokens_so_far(trainer, schedule, batch))
         if self._bar is None:
             rate = (step - self._first_step) / (time.monotonic() - self._started)
             _say(
-                f"step {step} of {schedule.total_steps}: {phase.name} ({_bags(phase)}), {loss}, "
+                f"step {step} of {schedule.total_steps}: {phase.name} ({phase.reads}), {loss}, "
                 f"{data} data and {latent} latent tokens, {rate:.3g} steps/s, "
                 f"{tqdm.format_interval((schedule.total_steps - step) / rate)} left"
             )
@@ -436,10 +439,6 @@ class RunSummary(Callback):
             lines.append(f"resuming       at step {trainer.global_step} of {pl_module.schedule.total_steps}")
         for line in lines:
             _say(line)
-
-
-def _bags(phase: Phase) -> str:
-    return "plain tokens" if phase.bag_size == 1 else f"bags of {phase.bag_size}"
 
 
 @rank_zero_only

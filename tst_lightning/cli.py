@@ -225,7 +225,6 @@ class KeepConfig(SaveConfigCallback):
         if stage != "fit":
             return
         folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         name = "config.yaml"
         if self.config.ckpt_path is not None and (folder / name).exists():
             resumes = 1

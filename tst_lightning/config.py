@@ -9,6 +9,8 @@ from typing import Any
 
 from tst_lightning.errors import UserError
 
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -45,13 +47,7 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         faults = [
             f"{name}={value!r} must be a whole number of at least 1"
-            for name in (
-                "vocab_size",
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-            )
+            for name in _REQUIRED
             if not _is_count(value := getattr(self, name))
         ]
         faults += [
@@ -128,20 +124,13 @@ class TransformerConfig:
             UserError: for unknown, missing or wrong fields.
         """
         known = {field.name for field in fields(cls)}
-        required = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-        )
         faults = [
             f"{name}={state[name]!r} is no field of the Transformer's shape: remove it (there are "
             f"{', '.join(sorted(known))})"
             for name in state
             if name not in known
         ]
-        faults += [f"{name} is missing from the Transformer's shape" for name in required if name not in state]
+        faults += [f"{name} is missing from the Transformer's shape" for name in _REQUIRED if name not in state]
         if faults:
             raise UserError(faults)
         return cls(**state)

@@ -48,6 +48,7 @@ class MetricsCSV(CSVLogger):
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
+        # every row goes to the file at once: logging is rare, and a killed run loses nothing
         super().__init__(save_dir=os.fspath(directory), name="", version="", flush_logs_every_n_steps=1)
 
     @property
@@ -56,12 +57,6 @@ class MetricsCSV(CSVLogger):
         if is_rank_zero() and self._experiment is None:
             self._experiment = _ContinuingWriter(log_dir=self.log_dir)
         return super().experiment
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Append one row and write it to the file at once: logging is rare, and a killed run loses nothing."""
-        self.experiment.log_metrics(metrics, step)
-        self.save()
 
     def place(self) -> dict[str, Any]:
         """The number of rows in the file."""

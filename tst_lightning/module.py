@@ -255,10 +255,8 @@ class TSTModule(LightningModule):
         return faults
 
     def validation_faults(self, checkpoint: Mapping[str, Any], datamodule: Any = None) -> list[str]:
-        """Why the weights of ``checkpoint`` cannot be evaluated with this network and these data."""
-        saved = checkpoint.get(RECORD)
-        if saved is None:
-            return ["the checkpoint was not saved by a TST run: it does not say which network it holds"]
+        """Why the weights of a TST run's ``checkpoint`` cannot be evaluated with this network and these data."""
+        saved = checkpoint[RECORD]
         faults = _differences("network", saved["network"], self._network_record())
         if hasattr(datamodule, "corpus"):
             name = "tokenizer_sha256"

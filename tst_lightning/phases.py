@@ -94,6 +94,11 @@ class Phase:
         return "recovery" if self.bag_size == 1 else "superposition"
 
     @property
+    def reads(self) -> str:
+        """What a position is made of, for people: ``plain tokens`` or ``bags of 4``."""
+        return "plain tokens" if self.bag_size == 1 else f"bags of {self.bag_size}"
+
+    @property
     def steps(self) -> int:
         """Optimiser steps in this phase."""
         return self.stop - self.start

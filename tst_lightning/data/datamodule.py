@@ -119,20 +119,20 @@ class TSTDataModule(LightningDataModule):
         """Lines for the opening summary: the corpus, what each phase reads of it, and what to think about."""
         train, held_out = self.corpus.splits["train"], self.corpus.splits["val"]
         order = self.order(schedule)
-        per_step = self.global_batch_size * self.latent_length
+        shape = {"global_batch_size": self.global_batch_size, "latent_length": self.latent_length}
         lines = [
             f"corpus         {self.path}: {count(train.tokens)} tokens in {train.documents:,} documents, "
             f"{count(held_out.tokens)} held out",
             f"step           {self.global_batch_size} windows of {self.latent_length} positions, "
-            f"{count(per_step)} latent tokens",
+            f"{count(schedule.latent_tokens(1, **shape))} latent tokens",
         ]
         for phase in schedule.phases:
-            data = (schedule.position(phase.stop) - schedule.position(phase.start)) * per_step
+            data = schedule.data_tokens(phase.stop, **shape) - schedule.data_tokens(phase.start, **shape)
             lines.append(
-                f"{phase.name:<15}steps {phase.start}-{phase.stop - 1}: {phase.steps} steps on "
-                f"{'plain tokens' if phase.bag_size == 1 else f'bags of {phase.bag_size}'}, {count(data)} data tokens"
+                f"{phase.name:<15}steps {phase.start}-{phase.stop - 1}: {phase.steps} steps on {phase.reads}, "
+                f"{count(data)} data tokens"
             )
-        total = schedule.position(schedule.total_steps) * per_step
+        total = schedule.data_tokens(schedule.total_steps, **shape)
         unused = 0 if vocab_size is None else vocab_size - self.corpus.vocab_size
         epochs = order.epochs(schedule.total_steps)
         lines.append(f"in all         {count(total)} data tokens, {epochs:.2f} epochs of the corpus")
