@@ -13,7 +13,10 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from tst_lightning.bags import embed_bags, fold, next_bag_targets
-    from tst_lightning.callbacks import PhaseSwitch, RunSummary, StepCheckpoint, StepMetrics, StepProgress
+    from tst_lightning.callbacks.checkpoint import StepCheckpoint
+    from tst_lightning.callbacks.metrics import StepMetrics
+    from tst_lightning.callbacks.progress import RunSummary, StepProgress
+    from tst_lightning.callbacks.switch import PhaseSwitch
     from tst_lightning.config import TransformerConfig
     from tst_lightning.data.corpus import Corpus
     from tst_lightning.data.datamodule import TSTDataModule
@@ -29,7 +32,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "bags": ("embed_bags", "fold", "next_bag_targets"),
-    "callbacks": ("PhaseSwitch", "RunSummary", "StepCheckpoint", "StepMetrics", "StepProgress"),
+    "callbacks.checkpoint": ("StepCheckpoint",),
+    "callbacks.metrics": ("StepMetrics",),
+    "callbacks.progress": ("RunSummary", "StepProgress"),
+    "callbacks.switch": ("PhaseSwitch",),
     "config": ("TransformerConfig",),
     "data.corpus": ("Corpus",),
     "data.datamodule": ("TSTDataModule",),

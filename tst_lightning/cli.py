@@ -20,7 +20,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from tst_lightning.callbacks import RunSummary, StepCheckpoint, StepProgress, checkpoint_folder_faults, list_checkpoints
+from tst_lightning.callbacks.checkpoint import StepCheckpoint, checkpoint_folder_faults, list_checkpoints
+from tst_lightning.callbacks.progress import RunSummary, StepProgress
 from tst_lightning.data.datamodule import TSTDataModule
 from tst_lightning.errors import UserError
 from tst_lightning.loggers import MetricsCSV, TensorBoard, is_rank_zero

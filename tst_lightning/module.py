@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from tst_lightning.bags import IGNORE_INDEX, fold, next_bag_targets
-from tst_lightning.callbacks import PhaseSwitch, StepMetrics
+from tst_lightning.callbacks.metrics import StepMetrics
+from tst_lightning.callbacks.switch import PhaseSwitch
 from tst_lightning.errors import UserError
 from tst_lightning.losses import Weighting, bag_weights
 from tst_lightning.optim import decay_groups, schedule_faults, warmup_stable_decay

@@ -1,0 +1,104 @@
+"""The training log, one row a step where one is due."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from tst_lightning.callbacks.steps import tokens_so_far
+from tst_lightning.errors import UserError
+from tst_lightning.loggers import ResumableLogger
+
+if TYPE_CHECKING:
+    from tst_lightning.module import TSTModule
+
+
+class StepMetrics(Callback):
+    """Logs the training metrics of one optimiser step; :class:`~tst_lightning.TSTModule` brings it along.
+
+    A row is written at every multiple of ``trainer.log_every_n_steps``, at the first and last step of the run
+    and of every phase. ``step`` counts the optimiser steps done. ``train/superposition_loss`` or
+    ``train/loss`` (next-token) is that step's mean over micro-batches and ranks, in nats a token; ``lr`` and
+    ``grad_norm`` (before clipping) are that step's; ``tokens/data`` and ``tokens/latent`` count from step 0.
+    Nothing is synchronised with the device on other steps.
+
+    Every checkpoint, whichever callback saves it, carries the place of the logs
+    (:class:`~tst_lightning.loggers.ResumableLogger`), and a resume takes them back there.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._places: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start from the restored step, with the logs as they were then.
+
+        Raises:
+            UserError: if the run starts at step 0 where another one has logged.
+        """
+        self._step = trainer.global_step
+        for name, logger in _resumable(trainer).items():
+            if name in self._places:
+                logger.rewind(self._places[name])
+        self._places = {}
+        if trainer.global_step == 0 and trainer.is_global_zero:
+            used = [str(logger.log_dir) for logger in _resumable(trainer).values() if logger.holds_a_run()]
+            if used:
+                raise UserError(
+                    f"{used[0]} already holds the log of a run: go on with it by ckpt_path, or give the loggers "
+                    "another directory"
+                )
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TSTModule,  # type: ignore[override]
+        outputs: Any,
+        batch: Tensor,
+        batch_idx: int,
+    ) -> None:
+        """Write the row where one is due."""
+        step = trainer.global_step
+        if step == self._step:
+            return
+        self._step = step
+        schedule = pl_module.schedule
+        phase = schedule.at(step - 1)
+        log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if (not log_every or step % log_every) and step not in (phase.start + 1, phase.stop):
+            return
+        data, latent = tokens_so_far(trainer, schedule, batch)
+        pl_module.log_row(
+            {
+                f"train/{'loss' if phase.bag_size == 1 else 'superposition_loss'}": trainer.strategy.reduce(
+                    pl_module.step_loss, reduce_op="mean"
+                ),
+                "lr": pl_module.step_lr,
+                "grad_norm": pl_module.step_grad_norm,
+                "tokens/data": data,
+                "tokens/latent": latent,
+                "phase/bag_size": phase.bag_size,
+            }
+        )
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Flush the logs and note their place."""
+        if trainer.is_global_zero:
+            checkpoint["logs"] = {name: logger.place() for name, logger in _resumable(trainer).items()}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Learn where the logs were; nothing is dropped until every other callback has accepted the checkpoint."""
+        if trainer.state.fn == "fit" and trainer.is_global_zero:
+            self._places = checkpoint.get("logs", {})
+
+
+def _resumable(trainer: Trainer) -> dict[str, ResumableLogger]:
+    """Loggers by class, numbered where there are several of one."""
+    named: dict[str, ResumableLogger] = {}
+    for logger in trainer.loggers:
+        if isinstance(logger, ResumableLogger):
+            kind = type(logger).__name__
+            named[f"{kind}-{sum(name.startswith(f'{kind}-') for name in named)}"] = logger
+    return named
