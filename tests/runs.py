@@ -1,5 +1,6 @@
 """Run the command line in processes forked from one that has imported everything already."""
 
+import csv
 import multiprocessing
 import os
 import signal
@@ -64,3 +65,14 @@ def run(*arguments, folder):
     assert process.exitcode is not None, "the run hangs"
     with open(output) as file:
         return process.exitcode, file.read()
+
+
+def is_clocked(name):
+    """Whether a metric was measured on the clock, and so differs between runs that are otherwise the same."""
+    return name.startswith(("throughput/", "time/"))
+
+
+def logged(directory):
+    """The rows of a run's ``metrics.csv`` that are fixed by its recipe, as written."""
+    with open(os.path.join(directory, "metrics.csv"), newline="") as file:
+        return [{name: value for name, value in row.items() if not is_clocked(name)} for row in csv.DictReader(file)]

@@ -119,6 +119,53 @@ def test_presets_have_the_papers_parameter_counts(name, parameters):
     assert not config.tie_word_embeddings
 
 
+def test_flops_by_hand():
+    """24 wide, 4 heads of 6, feed-forward 40, two layers, vocabulary 100, windows of 10."""
+    block = 4 * 24 * 24 + 3 * 24 * 40
+    expected = 6 * (2 * block + 24 * 100) + 12 * 2 * 24 * 10
+    assert TransformerConfig(**TINY).flops_per_token(10) == expected == 82_368
+    assert TransformerConfig(**TINY, tie_word_embeddings=True).flops_per_token(10) == expected
+    grouped = 2 * 2 * 24 * 12  # keys and values half as wide, in two layers; scores and mixing as before
+    assert TransformerConfig(**TINY, num_key_value_heads=2).flops_per_token(10) == expected - 6 * grouped
+
+
+def test_flops_of_the_papers_shape():
+    """6 N and a little: 267.2M parameters without the lookup's 73.9M, and attention over 2,048 positions."""
+    config = TransformerConfig.preset("270m")
+    assert config.flops_per_token(2048) == 6 * (267_225_408 - 73_875_456 - 61 * 576) + 12 * 30 * 576 * 2048
+
+
+@pytest.mark.parametrize("bag_size", [1, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_key_value_heads": 2},
+        {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True},
+        {"num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 37, "intermediate_size": 8},
+    ],
+    ids=str,
+)
+def test_flops_are_what_pytorch_counts(options, bag_size):
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tst_lightning import Transformer, next_bag_targets
+
+    config = TransformerConfig(**{**TINY, **options})
+    bags = torch.randint(config.vocab_size, (2, 12, bag_size))
+
+    # it knows neither CPU attention's own kernel nor the in-place product, which the fused loss adds up with
+    def addmm(total_shape, a_shape, b_shape, **_):
+        return 2 * a_shape[0] * a_shape[1] * b_shape[1]
+
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: addmm})
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        Transformer(config)(bags, next_bag_targets(bags)).backward()
+    assert config.flops_per_token(12) * 2 * 12 == counter.get_total_flops()
+
+
 def test_an_unknown_preset_names_the_known_ones():
     with pytest.raises(UserError, match="there is no shape '7b': choose one of 270m, 600m"):
         TransformerConfig.preset("7b")

@@ -17,8 +17,13 @@ ORDER = [
     "losses",
     "phases",
     "config",
+    "hardware",
     "optim",
     "model",
+    "generation",
+    "generation.sampling",
+    "generation.decoding",
+    "checkpoints",
     "data",
     "data.order",
     "data.windows",
@@ -36,8 +41,21 @@ ORDER = [
     "callbacks.metrics",
     "callbacks.checkpoint",
     "callbacks.progress",
+    "callbacks.throughput",
+    "callbacks.samples",
     "module",
     "report",
+    "report.recipe",
+    "report.runs",
+    "report.find",
+    "report.groups",
+    "report.speedup",
+    "report.compare",
+    "report.words",
+    "report.page",
+    "report.plot",
+    "report.command",
+    "generation.command",
     "cli",
 ]
 
@@ -93,7 +111,7 @@ def loaded_by(code, *arguments):
         f"    {code}\n"
         "except SystemExit as stop:\n"
         "    assert not stop.code, stop.code\n"
-        "names = ('torch', 'lightning', 'litdata', 'tokenizers', 'numpy', 'torchmetrics')\n"
+        "names = ('torch', 'lightning', 'litdata', 'tokenizers', 'numpy', 'torchmetrics', 'matplotlib')\n"
         "print('LOADED', *[n for n in names if n in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
@@ -102,7 +120,9 @@ def loaded_by(code, *arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["prepare", "--help"], ["report", "--help"]], ids=" ".join
+    "arguments",
+    [["--help"], ["--version"], ["prepare", "--help"], ["report", "--help"], ["generate", "--help"]],
+    ids=" ".join,
 )
 def test_light_commands_load_nothing_heavy(arguments):
     assert loaded_by("from tst_lightning.__main__ import main; main(sys.argv[1:])", *arguments) == []
@@ -113,12 +133,14 @@ def test_report_on_a_run_loads_nothing_heavy(tmp_path):
     assert loaded_by("from tst_lightning.__main__ import main; main(['report', sys.argv[1]])", str(tmp_path)) == []
 
 
-@pytest.mark.parametrize("name", ["errors", "text", "phases", "config", "data.order", "data.corpus"])
+@pytest.mark.parametrize(
+    "name", ["errors", "text", "phases", "config", "hardware", "data.order", "data.corpus", "generation.command"]
+)
 def test_torch_free_rooms(name):
     assert loaded_by(f"import tst_lightning.{name}") == []
 
 
-@pytest.mark.parametrize("name", ["bags", "losses", "optim", "model"])
+@pytest.mark.parametrize("name", ["bags", "losses", "optim", "model", "generation.sampling", "checkpoints"])
 def test_what_another_training_stack_takes_needs_no_lightning(name):
     assert "lightning" not in loaded_by(f"import tst_lightning.{name}")
 

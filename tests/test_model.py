@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from tst_lightning.bags import fold, next_bag_targets
 from tst_lightning.config import PRESETS, TransformerConfig
+from tst_lightning.errors import UserError
 from tst_lightning.losses import multi_hot_cross_entropy
-from tst_lightning.model import Rotary, Transformer
+from tst_lightning.model import KeyValueCache, Rotary, Transformer
 
 V = 31
 
@@ -252,6 +253,49 @@ def test_the_order_in_a_bag_does_not_count_but_the_order_of_bags_does():
     torch.testing.assert_close(model(bags.flip(-1)), model(bags), rtol=1e-12, atol=1e-12)
     swapped = bags[:, [1, 0, *range(2, 7)]]
     assert (model(swapped)[:, -1] - model(bags)[:, -1]).abs().max() > 1e-3
+
+
+# ------------------------------------------------------------------ what was read before is kept
+
+
+@pytest.mark.parametrize("bag_size", [1, 3])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"num_key_value_heads": 2}, {"num_key_value_heads": 1, "head_dim": 10}, {"tie_word_embeddings": True}],
+    ids=["full", "grouped", "one-kv-head", "tied"],
+)
+@pytest.mark.parametrize("parts", [[11], [1] * 11, [4, 1, 5, 1], [1, 10]], ids=str)
+def test_read_in_parts_with_a_cache_the_logits_are_the_same(parts, changes, bag_size):
+    model, bags = tiny(**changes).double(), random_bags(bag_size, length=11)
+    expected = model(bags)
+    cache = KeyValueCache(model.config, 11)
+    logits = []
+    for part in bags.split(parts, 1):
+        before = cache.length
+        logits.append(model(part, cache=cache))
+        assert cache.length == before + part.shape[1]
+    torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_cache_takes_the_type_that_attention_computes_in():
+    model, bags = tiny(), random_bags(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        cache = KeyValueCache(model.config, 7)
+        logits = torch.cat([model(part, cache=cache) for part in bags.split(1, 1)], 1)
+        expected = model(bags)
+    assert logits.dtype == torch.bfloat16
+    torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
+
+
+@torch.no_grad()
+def test_a_full_cache_refuses_more_and_stays_as_it_was():
+    model, bags = tiny(), random_bags(1)
+    cache = KeyValueCache(model.config, 6)
+    model(bags[:, :5], cache=cache)
+    with pytest.raises(UserError, match=r"max_length=6 positions, 5 of them taken, and 2 more do not fit"):
+        model(bags[:, 5:], cache=cache)
+    torch.testing.assert_close(model(bags[:, 5:6], cache=cache), model(bags)[:, 5:6], rtol=1e-5, atol=1e-5)
 
 
 # ------------------------------------------------------------------ bags of one are plain training

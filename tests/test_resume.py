@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import STEPS, SWITCH
-from tests.runs import run
+from tests.runs import is_clocked, logged, run
 
 pytestmark = pytest.mark.slow
 
@@ -21,14 +21,18 @@ def uninterrupted(recipe, tmp_path_factory):
     return folder / "run"
 
 
-def scalars(directory):
-    """Every (tag, step, value) in the event files, in the order written; repeats would show."""
+def events(directory):
+    """Every (tag, step, value) in the event files but what was measured on the clock; repeats would show."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     found = []
     for path in sorted(Path(directory).glob("events.out.tfevents.*")):
         for event in EventFileLoader(str(path)).Load():
-            found += [(v.tag, event.step, v.tensor.float_val[0]) for v in event.summary.value]
+            found += [
+                (v.tag, event.step, str([*v.tensor.float_val, *v.tensor.string_val]))
+                for v in event.summary.value
+                if not is_clocked(v.tag)
+            ]
     return sorted(found)
 
 
@@ -37,8 +41,8 @@ def newest(directory):
 
 
 def assert_same_run(resumed, expected):
-    assert (resumed / "metrics.csv").read_bytes() == (expected / "metrics.csv").read_bytes()
-    assert scalars(resumed) == scalars(expected)
+    assert logged(resumed) == logged(expected)
+    assert events(resumed) == events(expected)
     a, b = newest(resumed), newest(expected)
     assert a["state_dict"].keys() == b["state_dict"].keys()
     for name, tensor in a["state_dict"].items():
@@ -65,11 +69,15 @@ def test_the_uninterrupted_run_is_whole(uninterrupted):
         assert bool(row["train/loss"]) == (step > SWITCH)
         assert int(row["phase/bag_size"]) == (4 if step <= SWITCH else 1)
         assert float(row["grad_norm"]) > 0
+        assert float(row["throughput/step_time"]) > 0 and float(row["throughput/data_tokens_per_second"]) > 0
     assert float(train[0]["lr"]) == pytest.approx(1e-3 / 4) and float(train[3]["lr"]) == pytest.approx(1e-3)
     for row in rows:
         if row["val/loss"]:
             assert float(row["val/perplexity"]) == pytest.approx(2.718281828 ** float(row["val/loss"]), rel=1e-5)
-    assert {tag for tag, _, _ in scalars(uninterrupted)} == set(rows[0]) - {"step"}
+    clock = [float(row["time/wall_clock"]) for row in train]
+    assert clock == sorted(clock) and clock[0] > 0
+    columns = {name for name in rows[0] if not is_clocked(name)} - {"step"}
+    assert {tag for tag, _, _ in events(uninterrupted)} == columns | {"samples/text_summary"}
 
 
 KILLS = [

@@ -1,6 +1,7 @@
 """TSTModule, PhaseSwitch and the Trainer together."""
 
 import csv
+import json
 import math
 import os
 import subprocess
@@ -560,3 +561,43 @@ def test_a_resume_that_is_refused_drops_nothing(text_corpus, tmp_path):
             ckpt_path=tmp_path / "checkpoints/step-000000002.ckpt",
         )  # fmt: skip
     assert (tmp_path / "metrics.csv").read_bytes() == before
+
+
+# ---------------------------------------------------------------------------- the run's own record
+
+
+def test_a_run_describes_itself(text_corpus, tmp_path, monkeypatch):
+    """``run.json`` holds all that a later reader needs to tell whether two runs may be compared."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    module = TSTModule(network(), Phases(bag_size=4, ratio=0.5), warmup_steps=2)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
+    trainer(tmp_path, 8, gradient_clip_val=0.5).fit(module, data(text_corpus))
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["schedule"] == {"phases": [[4, 0, 4], [1, 4, 8]]}
+    assert record["network"] == module.network.config.to_dict()
+    assert record["optimisation"]["optimizer.lr"] == 1e-3 and record["optimisation"]["gradient_clip_val"] == 0.5
+    assert record["data"]["seed"] == 2 and record["data"]["latent_length"] == 32
+    assert record["data"]["held_out_tokens"] == text_corpus.splits["val"].tokens
+    assert record["data"]["tokenizer_sha256"] == text_corpus.tokenizer_sha256
+    assert record["seed"] == 7 and record["parameters"] == sum(p.numel() for p in module.parameters())
+    assert record["flops_per_latent_token"] == module.network.config.flops_per_token(32)
+    assert record["machine"] == {"device": "cpu", "precision": "32-true", "processes": 1, "torch": torch.__version__}
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.csv", "run.json"}
+    for row in rows(tmp_path):
+        if row["tokens/latent"]:
+            assert int(row["compute/flops"]) == int(row["tokens/latent"]) * record["flops_per_latent_token"]
+
+
+def test_a_network_that_cannot_count_its_flops_has_none_in_the_log(text_corpus, tmp_path):
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, bags, targets=None, weighting="uniform"):
+            return self.inner(bags, targets, weighting)
+
+    trainer(tmp_path, 2).fit(TSTModule(Plain()), data(text_corpus))
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["flops_per_latent_token"] is None and record["network"] == {} and record["parameters"] > 0
+    assert "compute/flops" not in rows(tmp_path)[0]

@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from tst_lightning.callbacks.checkpoint import StepCheckpoint
     from tst_lightning.callbacks.metrics import StepMetrics
     from tst_lightning.callbacks.progress import RunSummary, StepProgress
+    from tst_lightning.callbacks.samples import Samples
     from tst_lightning.callbacks.switch import PhaseSwitch
+    from tst_lightning.callbacks.throughput import Throughput
     from tst_lightning.config import TransformerConfig
     from tst_lightning.data.corpus import Corpus
     from tst_lightning.data.datamodule import TSTDataModule
     from tst_lightning.data.order import DataOrder
     from tst_lightning.data.prepare import prepare
     from tst_lightning.errors import TSTWarning, UserError
+    from tst_lightning.generation.sampling import generate
     from tst_lightning.loggers import MetricsCSV, TensorBoard
     from tst_lightning.losses import bag_weights, linear_multi_hot_cross_entropy, multi_hot_cross_entropy
-    from tst_lightning.model import Transformer
+    from tst_lightning.model import KeyValueCache, Transformer
     from tst_lightning.module import TSTModule
     from tst_lightning.optim import decay_groups, warmup_stable_decay
     from tst_lightning.phases import Phase, Phases, PhaseSchedule, Stage
@@ -35,16 +38,19 @@ _HOMES = {
     "callbacks.checkpoint": ("StepCheckpoint",),
     "callbacks.metrics": ("StepMetrics",),
     "callbacks.progress": ("RunSummary", "StepProgress"),
+    "callbacks.samples": ("Samples",),
     "callbacks.switch": ("PhaseSwitch",),
+    "callbacks.throughput": ("Throughput",),
     "config": ("TransformerConfig",),
     "data.corpus": ("Corpus",),
     "data.datamodule": ("TSTDataModule",),
     "data.order": ("DataOrder",),
     "data.prepare": ("prepare",),
     "errors": ("TSTWarning", "UserError"),
+    "generation.sampling": ("generate",),
     "loggers": ("MetricsCSV", "TensorBoard"),
     "losses": ("bag_weights", "linear_multi_hot_cross_entropy", "multi_hot_cross_entropy"),
-    "model": ("Transformer",),
+    "model": ("KeyValueCache", "Transformer"),
     "module": ("TSTModule",),
     "optim": ("decay_groups", "warmup_stable_decay"),
     "phases": ("Phase", "PhaseSchedule", "Phases", "Stage"),
@@ -64,6 +70,8 @@ __all__ = [  # noqa: RUF022 (the order of the rooms)
     "Stage",
     "TransformerConfig",
     "Transformer",
+    "KeyValueCache",
+    "generate",
     "decay_groups",
     "warmup_stable_decay",
     "Corpus",
@@ -73,9 +81,11 @@ __all__ = [  # noqa: RUF022 (the order of the rooms)
     "TSTModule",
     "PhaseSwitch",
     "RunSummary",
+    "Samples",
     "StepCheckpoint",
     "StepMetrics",
     "StepProgress",
+    "Throughput",
     "MetricsCSV",
     "TensorBoard",
     "TSTWarning",

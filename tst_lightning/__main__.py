@@ -45,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _light(arguments: list[str]) -> int:
-    from tst_lightning import report
     from tst_lightning.data import prepare
+    from tst_lightning.generation import command as generate
+    from tst_lightning.report import command as report
 
     parser = argparse.ArgumentParser(
         prog="tst-lightning",
@@ -54,8 +55,7 @@ def _light(arguments: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"tst-lightning {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (prepare, report):
-        name = module.__name__.rpartition(".")[2]
+    for name, module in {"prepare": prepare, "report": report, "generate": generate}.items():
         summary = (module.__doc__ or "").split("\n")[0]
         command = commands.add_parser(name, help=summary[:1].lower() + summary[1:].rstrip("."), description=summary)
         module.add_arguments(command)

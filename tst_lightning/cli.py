@@ -13,19 +13,21 @@ from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from tst_lightning.callbacks.checkpoint import StepCheckpoint, checkpoint_folder_faults, list_checkpoints
+from tst_lightning.callbacks.checkpoint import StepCheckpoint, checkpoint_folder_faults
 from tst_lightning.callbacks.progress import RunSummary, StepProgress
+from tst_lightning.callbacks.samples import Samples
+from tst_lightning.callbacks.throughput import Throughput
+from tst_lightning.checkpoints import RECORD, list_checkpoints, read_checkpoint
 from tst_lightning.data.datamodule import TSTDataModule
 from tst_lightning.errors import UserError
 from tst_lightning.loggers import MetricsCSV, TensorBoard, is_rank_zero
-from tst_lightning.module import ADAMW, RECORD, TSTModule
+from tst_lightning.module import ADAMW, TSTModule
 from tst_lightning.phases import Phases
 
 
@@ -92,12 +94,13 @@ class TSTCLI(LightningCLI):
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Put the phases at the recipe's top, and StepCheckpoint beside the trainer."""
+        """Put the phases at the recipe's top, and checkpoints and samples beside the trainer."""
         parser.add_argument("--phases", type=Phases, default=Phases(), help="bag size and ratio, or stages")
         # jsonargparse 4.53 cannot read a tuple out of the default in the signature
         parser.set_defaults({"model.optimizer": {"class_path": "torch.optim.AdamW", "init_args": ADAMW}})
         parser.link_arguments("phases", "model.phases")
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(Samples, "samples")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, without Lightning's warning that ``sys.argv`` holds arguments too: they are the same."""
@@ -143,15 +146,18 @@ class TSTCLI(LightningCLI):
             self._start_afresh = True
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Both logs, the progress bar and the summary by default; ``trainer.logger: false`` turns logs off."""
+        """Both logs, the progress bar, the summary and the throughput by default; ``logger: false``: no logs."""
         trainer = self.config_init[self.subcommand].trainer
         if trainer.logger in (None, True):
             trainer.logger = [MetricsCSV(trainer.default_root_dir), TensorBoard(trainer.default_root_dir)]
         given = trainer.callbacks or []
-        trainer.callbacks = [*(given if isinstance(given, list) else [given]), RunSummary()]
-        has_bar = any(isinstance(callback, ProgressBar) for callback in trainer.callbacks)
-        if trainer.enable_progress_bar in (None, True) and not has_bar:
-            trainer.callbacks.append(StepProgress())
+        trainer.callbacks = [*given] if isinstance(given, list) else [given]
+        wanted = {RunSummary: RunSummary, Throughput: Throughput}
+        if trainer.enable_progress_bar in (None, True):
+            wanted[StepProgress] = ProgressBar
+        for ours, kind in wanted.items():  # unless the recipe brings its own
+            if not any(isinstance(callback, kind) for callback in trainer.callbacks):
+                trainer.callbacks.append(ours())
         trainer.callbacks += self._callbacks  # behind the bar, which must be closed before they speak
         try:
             return super().instantiate_trainer(**kwargs)
@@ -161,7 +167,7 @@ class TSTCLI(LightningCLI):
     def before_fit(self) -> None:
         """Every fault before anything is written."""
         path = self.config_init[self.subcommand].ckpt_path
-        checkpoint = None if path is None else _peek(path)
+        checkpoint = None if path is None else read_checkpoint(path)
         self.model.check(self.trainer, self.datamodule, checkpoint)
         if checkpoint is not None and checkpoint[RECORD]["step"] == self.model.schedule.total_steps:
             raise _NothingToDo(f"{path} is the end of this run: there is nothing left to train")
@@ -204,7 +210,7 @@ class TSTCLI(LightningCLI):
         """Every fault before the checkpoint is loaded."""
         faults = self.datamodule.faults(self.trainer, schedule=None, vocab_size=self.model.vocab_size)
         faults = faults or self.model.validation_faults(
-            _peek(self.config_init[self.subcommand].ckpt_path), self.datamodule
+            read_checkpoint(self.config_init[self.subcommand].ckpt_path), self.datamodule
         )
         if faults:
             raise UserError(faults)
@@ -269,20 +275,6 @@ class _NothingToDo(Exception):
 
 def _is_run(path: Path) -> bool:
     return (path / "checkpoints").is_dir() or (path / "config.yaml").is_file()
-
-
-def _peek(path: str) -> dict[str, Any]:
-    """A checkpoint's record without its tensors being read."""
-    try:
-        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:
-        raise UserError(
-            f"{path} is not a whole checkpoint ({type(error).__name__}): delete it, and --ckpt_path last takes the one "
-            "before"
-        ) from error
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(RECORD), dict):
-        raise UserError(f"{path} was not saved by a TST run: there is no schedule and no network's shape in it")
-    return checkpoint
 
 
 def _from_run_directory(arguments: list[str]) -> list[str]:

@@ -112,6 +112,21 @@ class TransformerConfig:
         blocks = self.num_hidden_layers * (attention + feed_forward + norms)
         return tables * self.vocab_size * width + blocks + width
 
+    def flops_per_token(self, latent_length: int) -> int:
+        """Training FLOPs (forward and backward) of one latent token in a window of ``latent_length``.
+
+        Six for each weight of a matrix product, plus attention's two products over the whole window: the half
+        that the causal mask hides is counted too, and the embedding lookup and the norms are not (PaLM's
+        convention, Chowdhery et al. 2022, appendix B, https://arxiv.org/abs/2204.02311). A superposition step
+        costs what an ordinary one does, so the bag size is no argument.
+        """
+        assert self.head_dim
+        # every table but the output layer's, which multiplies also where it shares the embedding's weight
+        lookup = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
+        weights = self.num_parameters - lookup - norms
+        return 6 * weights + 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * latent_length
+
     def to_dict(self) -> dict[str, Any]:
         """Plain types, for a checkpoint."""
         return asdict(self)

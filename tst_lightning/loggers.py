@@ -1,4 +1,4 @@
-"""CSV and TensorBoard logs that a resumed run continues in place.
+"""CSV and TensorBoard logs that a resumed run continues in place, and the run's own description.
 
 Lightning's CSVLogger deletes an existing ``metrics.csv`` (as of 2.6.6) and neither logger knows what a
 checkpoint had already seen. Both classes here can say where they stand (:meth:`place`, stored in the
@@ -8,7 +8,9 @@ checkpoint) and go back there (:meth:`rewind`), so that no row is missing or dou
 from __future__ import annotations
 
 import csv
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,7 +43,7 @@ class ResumableLogger(Protocol):
 
 
 class MetricsCSV(CSVLogger):
-    """``metrics.csv`` in the run's directory: one row a logged step, written when it is logged.
+    """``metrics.csv`` in the run's directory, one row a logged step, written when it is logged; and ``run.json``.
 
     Args:
         directory: the run's directory.
@@ -57,6 +59,15 @@ class MetricsCSV(CSVLogger):
         if is_rank_zero() and self._experiment is None:
             self._experiment = _ContinuingWriter(log_dir=self.log_dir)
         return super().experiment
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Write ``run.json``, what defines the run, for whatever reads the directory later (``report``)."""
+        path = Path(self.log_dir, "run.json")
+        temporary = path.with_name(f"{path.name}.tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(params, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
 
     def place(self) -> dict[str, Any]:
         """The number of rows in the file."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tst_lightning.bags import embed_bags
 from tst_lightning.config import TransformerConfig
+from tst_lightning.errors import UserError
 from tst_lightning.losses import Weighting, linear_multi_hot_cross_entropy
 
 
@@ -69,10 +70,10 @@ class Rotary:
     A plain object rather than two tensors or a buffer: FSDP's mixed precision would round those to bf16.
     """
 
-    def __init__(self, length: int, head_dim: int, theta: float, like: Tensor) -> None:
+    def __init__(self, length: int, head_dim: int, theta: float, like: Tensor, start: int = 0) -> None:
         dtype = torch.promote_types(like.dtype, torch.float32)
         exponents_E = torch.arange(0, head_dim, 2, device=like.device, dtype=dtype) / head_dim
-        positions_L1 = torch.arange(length, device=like.device, dtype=dtype).unsqueeze(-1)
+        positions_L1 = torch.arange(start, start + length, device=like.device, dtype=dtype).unsqueeze(-1)
         angles_L1E = (positions_L1 / theta**exponents_E).unsqueeze(1)
         cos_L1E, sin_L1E = angles_L1E.cos(), angles_L1E.sin()
         self.cos_L1E = torch.cat((cos_L1E, cos_L1E), -1)
@@ -82,6 +83,64 @@ class Rotary:
         """Turn (B, L, H, head_dim) by position; computed in fp32, returned in its own type."""
         swapped_BLHE = x_BLHE.roll(x_BLHE.shape[-1] // 2, -1)
         return torch.addcmul(x_BLHE * self.cos_L1E, swapped_BLHE, self.signed_sin_L1E).to(x_BLHE.dtype)
+
+
+class LayerCache:
+    """One layer's share of a :class:`KeyValueCache`."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.length = 0
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    def extend(self, keys_BHLE: Tensor, values_BHLE: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keep L new positions behind those that were there.
+
+        Returns:
+            All keys and all values, (B, H, T, E), and which of the T positions each new one sees: (L, T) bool, or
+            None where it is all of them.
+
+        Raises:
+            UserError: if they do not fit.
+        """
+        start, stop = self.length, self.length + keys_BHLE.shape[2]
+        if stop > self.max_length:
+            raise UserError(
+                f"the cache holds max_length={self.max_length} positions, {start} of them taken, and {stop - start} "
+                "more do not fit: make it larger"
+            )
+        if self._kept is None:  # not before, because autocast and FSDP decide on the type
+            shape = (*keys_BHLE.shape[:2], self.max_length, keys_BHLE.shape[3])
+            self._kept = (keys_BHLE.new_empty(shape), values_BHLE.new_empty(shape))
+        for kept_BHTE, new_BHLE in zip(self._kept, (keys_BHLE, values_BHLE), strict=True):
+            kept_BHTE[:, :, start:stop] = new_BHLE
+        self.length = stop
+        keys_BHTE, values_BHTE = (kept_BHTE[:, :, :stop] for kept_BHTE in self._kept)
+        seen_LT = None
+        if stop - start > 1:
+            seen_LT = torch.ones(stop - start, stop, dtype=torch.bool, device=keys_BHLE.device).tril(start)
+        return keys_BHTE, values_BHTE, seen_LT
+
+
+class KeyValueCache:
+    """Keys and values of the positions that a :class:`Transformer` has read, so that it does not read them again.
+
+    Every call of the network with the same cache adds its positions behind those before. For inference, under
+    ``torch.no_grad``. It takes ``2 * layers * B * max_length * kv_heads * head_dim`` numbers, in the type that the
+    network computes in, at the first call.
+
+    Args:
+        config: the network's shape.
+        max_length: positions that there is room for.
+    """
+
+    def __init__(self, config: TransformerConfig, max_length: int) -> None:
+        self.layers = [LayerCache(max_length) for _ in range(config.num_hidden_layers)]
+
+    @property
+    def length(self) -> int:
+        """Positions read so far."""
+        return self.layers[0].length
 
 
 class Attention(nn.Module):
@@ -99,18 +158,17 @@ class Attention(nn.Module):
         self.v_proj = Linear(width, keys, std)
         self.o_proj = Linear(queries, width, _residual_std(config))
 
-    def forward(self, x_BLD: Tensor, rotary: Rotary) -> Tensor:
-        """(B, L, D) to (B, L, D)."""
+    def forward(self, x_BLD: Tensor, rotary: Rotary, cache: LayerCache | None = None) -> Tensor:
+        """(B, L, D) to (B, L, D); with a cache the L positions also see those in it, and join them."""
         heads = (-1, self.head_dim)
-        q_BLHE = rotary(self.q_proj(x_BLD).unflatten(-1, heads))
-        k_BLHE = rotary(self.k_proj(x_BLD).unflatten(-1, heads))
-        v_BLHE = self.v_proj(x_BLD).unflatten(-1, heads)
+        q_BHLE = rotary(self.q_proj(x_BLD).unflatten(-1, heads)).transpose(1, 2)
+        k_BHLE = rotary(self.k_proj(x_BLD).unflatten(-1, heads)).transpose(1, 2)
+        v_BHLE = self.v_proj(x_BLD).unflatten(-1, heads).transpose(1, 2)
+        seen_LT = None
+        if cache is not None:
+            k_BHLE, v_BHLE, seen_LT = cache.extend(k_BHLE, v_BHLE)
         mixed_BHLE = F.scaled_dot_product_attention(
-            q_BLHE.transpose(1, 2),
-            k_BLHE.transpose(1, 2),
-            v_BLHE.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=self.grouped,
+            q_BHLE, k_BHLE, v_BHLE, attn_mask=seen_LT, is_causal=cache is None, enable_gqa=self.grouped
         )
         output_BLD: Tensor = self.o_proj(mixed_BHLE.transpose(1, 2).flatten(-2))
         return output_BLD
@@ -142,9 +200,9 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, x_BLD: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotary: Rotary, cache: LayerCache | None = None) -> Tensor:
         """(B, L, D) to (B, L, D)."""
-        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotary)
+        x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotary, cache)
         output_BLD: Tensor = x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
         return output_BLD
 
@@ -161,12 +219,14 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, bags_BLS: Tensor) -> Tensor:
-        """(B, L, S) token ids to (B, L, D)."""
+    def forward(self, bags_BLS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """(B, L, S) token ids to (B, L, D); with a cache they follow what is in it."""
         x_BLD: Tensor = self.embed_tokens(bags_BLS)
-        rotary = Rotary(x_BLD.shape[1], self.head_dim, self.rope_theta, like=x_BLD)
-        for layer in self.layers:
-            x_BLD = layer(x_BLD, rotary)
+        start = 0 if cache is None else cache.length
+        rotary = Rotary(x_BLD.shape[1], self.head_dim, self.rope_theta, like=x_BLD, start=start)
+        caches = [None] * len(self.layers) if cache is None else cache.layers
+        for layer, layer_cache in zip(self.layers, caches, strict=True):
+            x_BLD = layer(x_BLD, rotary, layer_cache)
         hidden_BLD: Tensor = self.norm(x_BLD)
         return hidden_BLD
 
@@ -186,18 +246,25 @@ class Transformer(nn.Module):
         self.lm_head = LanguageModelHead(config.hidden_size, config.vocab_size, config.initializer_range)
         self._tie()
 
-    def forward(self, bags_BLS: Tensor, targets_BLS: Tensor | None = None, weighting: Weighting = "uniform") -> Tensor:
+    def forward(
+        self,
+        bags_BLS: Tensor,
+        targets_BLS: Tensor | None = None,
+        weighting: Weighting = "uniform",
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
         """Logits of every position, or with targets their multi-hot cross-entropy.
 
         Args:
             bags_BLS: (B, L, S) token ids, int32 or int64; S = 1 is plain training.
             targets_BLS: (B, L, S), see :func:`~tst_lightning.next_bag_targets`; S need not be the input's.
             weighting: weights of the offsets in the target bag, see :func:`~tst_lightning.bag_weights`.
+            cache: what was read before: the L bags follow it and are added to it.
 
         Returns:
             (B, L, V) logits, or the scalar loss in nats a token.
         """
-        output: Tensor = self.lm_head(self.model(bags_BLS), targets_BLS, weighting)
+        output: Tensor = self.lm_head(self.model(bags_BLS, cache), targets_BLS, weighting)
         return output
 
     def _tie(self) -> None:

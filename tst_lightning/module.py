@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,15 +16,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
+from tst_lightning import __version__
 from tst_lightning.bags import IGNORE_INDEX, fold, next_bag_targets
 from tst_lightning.callbacks.metrics import StepMetrics
 from tst_lightning.callbacks.switch import PhaseSwitch
+from tst_lightning.checkpoints import RECORD
 from tst_lightning.errors import UserError
 from tst_lightning.losses import Weighting, bag_weights
 from tst_lightning.optim import decay_groups, schedule_faults, warmup_stable_decay
 from tst_lightning.phases import Phases, PhaseSchedule
 
-RECORD = "tst_lightning"  # the key of our own record in a checkpoint
 ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the default optimiser
 
 
@@ -174,7 +176,8 @@ class TSTModule(LightningModule):
 
         Args:
             trainer: whose steps, ranks and accumulation count.
-            datamodule: asked for its own faults if it can tell (:meth:`tst_lightning.TSTDataModule.faults`).
+            datamodule: asked for its own faults if it can tell (:meth:`tst_lightning.TSTDataModule.faults`), as
+                are the trainer's callbacks.
             checkpoint: what is to be resumed from, if anything.
 
         Raises:
@@ -202,6 +205,9 @@ class TSTModule(LightningModule):
             faults.append(f"model.optimizer: {error}")
         if hasattr(datamodule, "faults"):
             faults += datamodule.faults(trainer, schedule=schedule, vocab_size=self.vocab_size)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "faults"):
+                faults += callback.faults(trainer, datamodule)
         if checkpoint is not None and not faults:
             faults += self.resume_faults(checkpoint, trainer, datamodule)
         if faults:
@@ -218,6 +224,29 @@ class TSTModule(LightningModule):
         values = {name: float(value) if isinstance(value, Tensor) else value for name, value in metrics.items()}
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
+
+    def run_record(self) -> dict[str, Any]:
+        """What defines this run and where it is trained, in plain types; the loggers keep it (``run.json``)."""
+        record = self._record(self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
+        config = getattr(self.network, "config", None)
+        latent_length = record["data"].get("latent_length")
+        counted = latent_length is not None and hasattr(config, "flops_per_token")
+        device = self.trainer.strategy.root_device
+        seed = os.environ.get("PL_GLOBAL_SEED")  # Lightning's seed_everything leaves it there
+        return {
+            "format": 1,
+            "version": __version__,
+            **record,
+            "seed": None if seed is None else int(seed),
+            "parameters": getattr(config, "num_parameters", None) or sum(p.numel() for p in self.parameters()),
+            "flops_per_latent_token": config.flops_per_token(latent_length) if config and counted else None,
+            "machine": {
+                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+                "precision": str(self.trainer.precision),
+                "processes": self.trainer.world_size,
+                "torch": torch.__version__,
+            },
+        }
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from tst_lightning.callbacks.steps import in_mid_step
+from tst_lightning.checkpoints import list_checkpoints
 from tst_lightning.errors import UserError
 from tst_lightning.phases import PhaseSchedule
 
@@ -162,12 +162,6 @@ def checkpoint_folder_faults(folder: Path, ckpt_path: str | os.PathLike[str] | N
         f"{found}: go on with that run by --ckpt_path last, choose another --trainer.default_root_dir, or move these "
         "checkpoints away"
     ]
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints of :class:`StepCheckpoint` in ``folder``, oldest step first."""
-    found = [(int(m[1]), p) for p in folder.glob("step-*.ckpt") if (m := re.fullmatch(r"step-(\d+)\.ckpt", p.name))]
-    return [path for _, path in sorted(found)]
 
 
 def _remove(path: Path) -> None:

@@ -21,8 +21,10 @@ class StepMetrics(Callback):
     A row is written at every multiple of ``trainer.log_every_n_steps``, at the first and last step of the run
     and of every phase. ``step`` counts the optimiser steps done. ``train/superposition_loss`` or
     ``train/loss`` (next-token) is that step's mean over micro-batches and ranks, in nats a token; ``lr`` and
-    ``grad_norm`` (before clipping) are that step's; ``tokens/data`` and ``tokens/latent`` count from step 0.
-    Nothing is synchronised with the device on other steps.
+    ``grad_norm`` (before clipping) are that step's; ``tokens/data``, ``tokens/latent`` and, where the network's
+    config can tell (:meth:`~tst_lightning.TransformerConfig.flops_per_token`), ``compute/flops`` count from step 0.
+    A callback that has ``step_metrics(trainer, pl_module, totals)``, called with these counts once the device is
+    done with the step, adds what it returns to the row. Nothing is synchronised with the device on other steps.
 
     Every checkpoint, whichever callback saves it, carries the place of the logs
     (:class:`~tst_lightning.loggers.ResumableLogger`), and a resume takes them back there.
@@ -32,8 +34,8 @@ class StepMetrics(Callback):
         self._step = 0
         self._places: dict[str, Any] = {}
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start from the restored step, with the logs as they were then.
+    def on_train_start(self, trainer: Trainer, pl_module: TSTModule) -> None:  # type: ignore[override]
+        """Start from the restored step, with the logs as they were then, and let the loggers keep the run's record.
 
         Raises:
             UserError: if the run starts at step 0 where another one has logged.
@@ -50,6 +52,9 @@ class StepMetrics(Callback):
                     f"{used[0]} already holds the log of a run: go on with it by ckpt_path, or give the loggers "
                     "another directory"
                 )
+        record = pl_module.run_record()
+        for log in trainer.loggers:
+            log.log_hyperparams(record)
 
     def on_train_batch_end(
         self,
@@ -69,19 +74,22 @@ class StepMetrics(Callback):
         log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (not log_every or step % log_every) and step not in (phase.start + 1, phase.stop):
             return
+        loss = trainer.strategy.reduce(pl_module.step_loss, reduce_op="mean")
+        row = {
+            f"train/{'loss' if phase.bag_size == 1 else 'superposition_loss'}": float(loss),  # waits for the device
+            "lr": pl_module.step_lr,
+            "grad_norm": float(pl_module.step_grad_norm),
+            "phase/bag_size": phase.bag_size,
+        }
         data, latent = tokens_so_far(trainer, schedule, batch)
-        pl_module.log_row(
-            {
-                f"train/{'loss' if phase.bag_size == 1 else 'superposition_loss'}": trainer.strategy.reduce(
-                    pl_module.step_loss, reduce_op="mean"
-                ),
-                "lr": pl_module.step_lr,
-                "grad_norm": pl_module.step_grad_norm,
-                "tokens/data": data,
-                "tokens/latent": latent,
-                "phase/bag_size": phase.bag_size,
-            }
-        )
+        totals = {"tokens/data": data, "tokens/latent": latent}
+        flops_per_token = getattr(getattr(pl_module.network, "config", None), "flops_per_token", None)
+        if flops_per_token is not None:
+            totals["compute/flops"] = flops_per_token(batch.shape[1]) * latent
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "step_metrics"):
+                row |= callback.step_metrics(trainer, pl_module, totals)
+        pl_module.log_row({**row, **totals})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Flush the logs and note their place."""

@@ -113,7 +113,12 @@ class TSTDataModule(LightningDataModule):
 
     def record(self, schedule: PhaseSchedule) -> dict[str, Any]:
         """What fixes the data and their order, in plain types."""
-        return {**self.order(schedule).identity, "tokenizer_sha256": self.corpus.tokenizer_sha256}
+        return {
+            **self.order(schedule).identity,
+            "held_out_tokens": self.corpus.splits["val"].tokens,
+            "tokenizer_sha256": self.corpus.tokenizer_sha256,
+            "end_of_text": self.corpus.end_of_text,
+        }
 
     def describe(self, schedule: PhaseSchedule, *, vocab_size: int | None) -> list[str]:
         """Lines for the opening summary: the corpus, what each phase reads of it, and what to think about."""

@@ -1,0 +1,1 @@
+"""Runs side by side: a table, comparisons in words and numbers, and a picture."""
