@@ -5,8 +5,16 @@ import csv
 import pytest
 import torch
 
-from tests.test_training import fit
-from tst_lightning import Phases, embed_bags, linear_multi_hot_cross_entropy, multi_hot_cross_entropy
+from tests.test_training import fit, network
+from tst_lightning import (
+    Phases,
+    Throughput,
+    embed_bags,
+    generate,
+    linear_multi_hot_cross_entropy,
+    multi_hot_cross_entropy,
+)
+from tst_lightning.hardware import peak_flops
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,3 +72,31 @@ def test_a_run_across_the_switch_equals_the_cpus(precision, tolerance, text_corp
             rows = [row for row in csv.DictReader(file) if row["lr"]]
         losses[accelerator] = [float(row["train/superposition_loss"] or row["train/loss"]) for row in rows]
     assert losses["gpu"] == pytest.approx(losses["cpu"], rel=tolerance)
+
+
+def test_the_speed_of_a_run_and_its_share_of_the_peak(text_corpus, tmp_path):
+    options = {"accelerator": "gpu", "precision": "bf16-mixed", "callbacks": [Throughput()]}
+    fit(tmp_path, text_corpus, Phases(bag_size=4, ratio=0.5), steps=8, **options)
+    peak = peak_flops(torch.cuda.get_device_name(), "bf16-mixed")
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["lr"]]
+    for row in rows:
+        assert float(row["throughput/step_time"]) > 0
+        if peak is None:
+            assert "throughput/mfu" not in row
+        else:
+            assert float(row["throughput/mfu"]) == pytest.approx(float(row["throughput/flops_per_second"]) / peak)
+            assert 0 < float(row["throughput/mfu"]) < 1
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_text_with_the_cache_equals_text_without(temperature):
+    on_gpu = network().double().cuda()
+    with torch.no_grad():
+        on_gpu.lm_head.weight.mul_(20)  # far from a tie
+    prompt, ids = torch.arange(1, 9), []
+    for use_cache in (True, False):
+        draws = torch.Generator().manual_seed(0)
+        new = generate(on_gpu, prompt, 32, temperature=temperature, top_p=0.9, generator=draws, use_cache=use_cache)
+        ids.append(torch.stack([*new]))
+    assert ids[0].device.type == "cuda" and torch.equal(*ids)

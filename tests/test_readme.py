@@ -34,23 +34,29 @@ def test_the_functions_block():
 
 
 def test_the_commands(tmp_path):
-    """Prepare, fit, report as written, on little text and for a few steps."""
+    """Prepare, fit, report and generate as written, on little text and for a few steps."""
     (tmp_path / "my_texts").mkdir()
     for i in range(4):
         text = "".join(f"line {n} of text {i} says {n * i}\n" for n in range(3000))
         (tmp_path / f"my_texts/{i}.txt").write_text(text)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/quickstart.yaml").write_text((ROOT / "configs/quickstart.yaml").read_text())
-    prepare, tst, baseline, report = (shlex.split(command.replace("\\\n", " "))[1:] for command in COMMANDS)
+    prepare, tst, baseline, report, generate = (shlex.split(command.replace("\\\n", " "))[1:] for command in COMMANDS)
     few = ["--trainer.max_steps=20", "--model.warmup_steps=2"]
     for arguments in (
         [word.replace("8192", "300") for word in prepare],
         *([*(word.replace("8192", "300") for word in fit), *few] for fit in (tst, baseline)),
-        report,
     ):
         status, output = run(*arguments, folder=tmp_path)
         assert status == 0, (arguments, output)
+    status, output = run(*report, folder=tmp_path)
+    assert status == 0, output
     assert re.search(r"^tst +4 +20 ", output, re.MULTILINE) and re.search(r"^baseline +1 +20 ", output, re.MULTILINE)
+    page = tmp_path / "runs/mine"
+    assert {"report.md", "report.json", "loss.png"} <= {path.name for path in page.iterdir()}
+    assert "tst against baseline" in (page / "report.md").read_text()
+    status, output = run(*generate, folder=tmp_path)
+    assert status == 0 and "Once upon" in output, output
 
 
 @pytest.mark.parametrize("name", re.findall(r"\]\((?!http)([^)]+)\)", README))
