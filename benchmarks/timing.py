@@ -46,8 +46,11 @@ def begin(options: argparse.ArgumentParser, arguments: Sequence[str] | None = No
     given = options.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():
         options.error("--device cuda: PyTorch finds no CUDA device here (use --device cpu)")
-    if given.json is not None and not given.json.absolute().parent.is_dir():
-        options.error(f"--json {given.json}: there is no folder {given.json.absolute().parent}")
+    if given.json is not None:
+        if not given.json.absolute().parent.is_dir():
+            options.error(f"--json {given.json}: there is no folder {given.json.absolute().parent}")
+        if not given.json.name or (given.json.exists() and not given.json.is_file()):
+            options.error(f"--json {given.json} is no file that could be written")
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     return given

@@ -125,14 +125,18 @@ def test_the_nucleus_reaches_top_p_and_no_further():
         assert int((nucleus(logits, temperature=1.0, top_p=top_p) > 0).sum()) == kept, top_p
 
 
-def test_low_precision_logits_are_drawn_from_in_fp32():
+def test_low_precision_logits_are_drawn_from_in_fp64():
     logits = torch.randn(3, 1000).bfloat16()
     probabilities = nucleus(logits, temperature=0.7, top_p=0.9)
-    assert probabilities.dtype == torch.float32
-    torch.testing.assert_close(
-        probabilities.double(), nucleus(logits.double(), temperature=0.7, top_p=0.9), rtol=1e-4, atol=0
-    )
-    torch.testing.assert_close(probabilities.sum(-1), torch.ones(3))
+    assert torch.equal(probabilities, nucleus(logits.double(), temperature=0.7, top_p=0.9))
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1e-300, 1.0), (5e-324, 0.9), (1.0, 1e-300), (1e-46, 1e-46)])
+def test_however_small_a_temperature_or_a_share_leaves_the_likeliest(temperature, top_p):
+    logits = torch.randn(3, 1000)
+    probabilities = nucleus(logits, temperature=temperature, top_p=top_p)
+    assert torch.equal(probabilities, torch.nn.functional.one_hot(logits.argmax(-1), 1000).double())
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (2.0, 0.8), (1.0, 0.4)])

@@ -212,6 +212,8 @@ def test_a_damaged_log_is_named(damage, message, run, capsys):
         (lambda record: json.dumps({**record, "schedule": {"phases": [[1, 0, 50]]}}), "step 100 of the 50 in run.json"),
         (lambda record: json.dumps({k: v for k, v in record.items() if k != "seed"}), "is damaged"),
         (lambda record: json.dumps({**record, "machine": "cpu"}), "is damaged"),
+        (lambda record: json.dumps({**record, "seed": [1]}), "is damaged"),
+        (lambda record: json.dumps({**record, "schedule": {"phases": [[math.inf, 0, 100]]}}), "is damaged"),
         (lambda record: "[" * 100_000, "is damaged"),
     ],
 )
@@ -222,6 +224,64 @@ def test_a_damaged_record_is_named_and_the_others_are_shown(damage, message, tmp
     assert main(["report", str(tmp_path)]) == 2
     output, error = capsys.readouterr()
     assert message in error and error.count("error:") == 1 and "4.2500" in output and "4.0000" not in output
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("compute/flops", "1e400"), ("compute/flops", "1e999999999"), ("compute/flops", "-5"), ("compute/flops", "nan"),
+        ("time/wall_clock", "-1"), ("time/wall_clock", "inf"), ("tokens/data", "-5"), ("tokens/latent", "-5"),
+        ("train/loss", '"' + "x" * 200_000 + '"'),
+    ],
+)  # fmt: skip
+def test_an_impossible_value_is_damage(column, value, tmp_path, capsys):
+    run = write_run(tmp_path / "odd", curve(4.0))
+    *rows, last = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines() if line.endswith(",")]
+    last[COLUMNS.index(column)] = value
+    (run / "metrics.csv").write_text("\n".join(",".join(row) for row in [COLUMNS, *rows, last]) + "\n")
+    other = write_run(tmp_path / "other", curve(4.0))
+    assert main(["report", str(run), str(other)]) == 2
+    output, error = capsys.readouterr()
+    assert "metrics.csv is damaged" in error and "Traceback" not in error
+    assert output.splitlines()[2].startswith("other ")
+
+
+def test_a_run_that_went_on_elsewhere_keeps_its_bag_size(tmp_path):
+    """Its log begins at the checkpoint's step, behind the switch."""
+    run = write_run(tmp_path / "tst", curve(4.0), bag_size=4, switch=30)
+    header, *rows = (run / "metrics.csv").read_text().splitlines()
+    step = COLUMNS.index("step")
+    later = [row for row in rows if int(row.split(",")[step]) > 60]
+    (run / "metrics.csv").write_text("\n".join([header, *later]) + "\n")
+    assert Run.read(run, "tst").bag_size == 4
+
+
+def test_paths_that_make_no_sense(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "tst", curve(4.0))
+    for arguments in (["report", ""], ["report", "tst", "--output", ""]):
+        assert main(arguments) == 2
+        assert "an empty path was given" in capsys.readouterr().err
+    assert main(["report", "tst", "x" * 300]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    os.mkfifo("tst/run.json.new")
+    os.replace("tst/run.json.new", "tst/run.json")  # nobody will ever write to it
+    assert main(["report", "tst"]) == 0
+    assert "no run.json" in capsys.readouterr().out
+
+
+def test_a_path_that_is_no_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "tst", curve(4.0))
+    output = os.fsdecode(b"page\xff")
+    assert main(["report", "tst", "--output", output]) == 0
+    assert "page\\udcff" in (tmp_path / output / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_closed_output_is_no_fault(run):
+    command = f"exec {sys.executable} -m tst_lightning report {run} >&-"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("cut", range(1, 10))
@@ -659,7 +719,10 @@ def test_killed_while_it_writes_leaves_the_old_report(golden):
     )
     result = subprocess.run([sys.executable, "-c", kill], capture_output=True, check=False)
     assert result.returncode == -signal.SIGKILL
-    assert old == {path.name: path.read_bytes() for path in Path("report").iterdir() if path.is_file()}
+    left = {path.name: path.read_bytes() for path in Path("report").iterdir()}
+    assert old == {name: content for name, content in left.items() if not name.startswith(".unfinished-")}
+    main(golden)
+    assert {path.name for path in Path("report").iterdir()} == old.keys(), "the next report clears up"
 
 
 def test_interrupted_while_it_writes_leaves_nothing(golden, monkeypatch):

@@ -201,10 +201,11 @@ def test_a_network_of_unknown_flops_has_rates_all_the_same(text_corpus, tmp_path
     assert not {"throughput/flops_per_second", "throughput/mfu", "compute/flops"} & names
 
 
-@pytest.mark.parametrize("peak", [0, -1.0, float("nan")])
-def test_a_peak_that_makes_no_sense(peak):
-    with pytest.raises(UserError, match=f"peak_flops={peak} must be positive"):
-        Throughput(peak_flops=peak)
+@pytest.mark.parametrize("peak", [0, -1.0, float("nan"), float("inf")])
+def test_a_peak_that_makes_no_sense(peak, text_corpus, tmp_path):
+    run = trainer(tmp_path, 2, callbacks=[Throughput(peak_flops=peak)])
+    with pytest.raises(UserError, match=f"peak_flops={peak} must be a device's dense FLOP/s"):
+        run.fit(TSTModule(network()), data(text_corpus))
 
 
 class Waits:

@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 for a failure, 2 for something that the user can mend, 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the end)
     try:
         if arguments and arguments[0] in TRAINER_COMMANDS:
             from tst_lightning.cli import run_trainer

@@ -109,9 +109,14 @@ class LayerCache:
                 f"the cache holds max_length={self.max_length} positions, {start} of them taken, and {stop - start} "
                 "more do not fit: make it larger"
             )
-        if self._kept is None:  # not before, because autocast and FSDP decide on the type
-            shape = (*keys_BHLE.shape[:2], self.max_length, keys_BHLE.shape[3])
+        room = 0 if self._kept is None else self._kept[0].shape[2]
+        if stop > room:  # twice as much each time; not before, because autocast and FSDP decide on the type
+            shape = (*keys_BHLE.shape[:2], min(self.max_length, max(stop, 2 * room)), keys_BHLE.shape[3])
+            old = self._kept
             self._kept = (keys_BHLE.new_empty(shape), values_BHLE.new_empty(shape))
+            for kept_BHTE, old_BHTE in zip(self._kept, old or (), strict=False):
+                kept_BHTE[:, :, :start] = old_BHTE[:, :, :start]
+        assert self._kept is not None
         for kept_BHTE, new_BHLE in zip(self._kept, (keys_BHLE, values_BHLE), strict=True):
             kept_BHTE[:, :, start:stop] = new_BHLE
         self.length = stop
@@ -126,8 +131,8 @@ class KeyValueCache:
     """Keys and values of the positions that a :class:`Transformer` has read, so that it does not read them again.
 
     Every call of the network with the same cache adds its positions behind those before. For inference, under
-    ``torch.no_grad``. It takes ``2 * layers * B * max_length * kv_heads * head_dim`` numbers, in the type that the
-    network computes in, at the first call.
+    ``torch.no_grad``. It grows with what was read, to ``2 * layers * B * max_length * kv_heads * head_dim`` numbers
+    in the type that the network computes in.
 
     Args:
         config: the network's shape.

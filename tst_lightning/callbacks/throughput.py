@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from tst_lightning import hardware
 from tst_lightning.callbacks.steps import say, tokens_so_far
-from tst_lightning.errors import UserError
 from tst_lightning.text import count
 
 if TYPE_CHECKING:
@@ -37,12 +37,10 @@ class Throughput(Callback):
         peak_flops: dense peak of one device in FLOP/s at this run's precision, where the table lacks it.
 
     Raises:
-        UserError: for a peak that is not positive.
+        UserError: as the fit starts, for a peak that is no positive, finite number.
     """
 
     def __init__(self, peak_flops: float | None = None) -> None:
-        if peak_flops is not None and not peak_flops > 0:
-            raise UserError(f"peak_flops={peak_flops} must be positive: a device's dense FLOP/s, such as 989.4e12")
         self.peak_flops = peak_flops
         self._begin()
 
@@ -54,6 +52,12 @@ class Throughput(Callback):
         self._last: tuple[int, int, int] | None = None  # steps, data and latent tokens at the last row
         self._peak: float | None = None  # of all devices
         self._sums: list[float] | None = None  # seconds, steps, tokens, FLOPs since the first row
+
+    def faults(self, trainer: Trainer, datamodule: Any) -> list[str]:
+        """What is wrong with the settings; the module asks before the fit starts."""
+        if self.peak_flops is None or 0 < self.peak_flops < math.inf:
+            return []
+        return [f"Throughput: peak_flops={self.peak_flops} must be a device's dense FLOP/s, such as 989.4e12"]
 
     # ------------------------------------------------------------------ the clock
 

@@ -86,16 +86,19 @@ def run(arguments: argparse.Namespace) -> int:
         schedule, step = PhaseSchedule.from_dict(record["schedule"]), int(record["step"])
         phase = schedule.at(max(step - 1, 0))  # of the last step done
         shape, data = record["network"], dict(record["data"])
-    except (LookupError, TypeError, ValueError) as error:
+        latent_length, end_of_text = data.get("latent_length"), data.get("end_of_text")
+        if not (isinstance(latent_length, int | None) and isinstance(end_of_text, str | None)):
+            raise TypeError(f"latent_length {latent_length!r}, end_of_text {end_of_text!r}")
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"the record in {path} is damaged ({type(error).__name__}: {error})") from error
     tokenizer_file = arguments.tokenizer or _tokenizer_of_run(path)
     _check_tokenizer(tokenizer_file, data.get("tokenizer_sha256"))
-    text = load_tokenizer(tokenizer_file, data.get("end_of_text"))
+    text = load_tokenizer(tokenizer_file, end_of_text)
     try:
         ids = [text.end_of_text_id, *text.tokenizer.encode(arguments.prompt, add_special_tokens=False).ids]
     except Exception as error:  # tokenizers 0.23 raises nothing more specific
         raise UserError(f"the prompt is not text that the tokenizer can read ({error})") from error
-    count = _tokens_to_add(arguments.max_new_tokens, len(ids), data.get("latent_length"))
+    count = _tokens_to_add(arguments.max_new_tokens, len(ids), latent_length)
     network = _network(path, shape, state).to(device)
 
     _note(f"{path}: step {step} of {schedule.total_steps}")
@@ -136,7 +139,9 @@ def _device(name: str, faults: list[str]) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        zero = torch.zeros((), device=name)
+        zero.item()  # which the meta device cannot
+        return zero.device
     except Exception as error:  # noqa: BLE001  # each backend has its own kind
         faults.append(f"--device {name} cannot be used here ({str(error).splitlines()[0]}): take auto or cpu")
         return torch.device("cpu")

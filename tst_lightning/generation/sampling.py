@@ -80,9 +80,9 @@ def nucleus(logits_BV: Tensor, *, temperature: float, top_p: float) -> Tensor:
         top_p: in (0, 1]; 1 leaves every id in.
 
     Returns:
-        (B, V) in at least fp32; rows sum to 1.
+        (B, V) in fp64, in which no positive temperature or share is lost; rows sum to 1.
     """
-    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    logits_BV = logits_BV.double()
     # the largest is taken off first, so that no division by a small temperature overflows
     probs_BV = ((logits_BV - logits_BV.amax(-1, keepdim=True)) / temperature).softmax(-1)
     if top_p == 1:  # a rounded sum may reach 1 before the last id
@@ -154,7 +154,7 @@ def _draw(logits_BV: Tensor, temperature: float, top_p: float, generator: torch.
         raise FloatingPointError("the network's logits are not numbers (NaN): its training has diverged")
     if temperature == 0:
         return logits_BV.argmax(-1)
-    probs_BV = nucleus(logits_BV, temperature=temperature, top_p=top_p).to(generator.device)
+    probs_BV = nucleus(logits_BV.to(generator.device), temperature=temperature, top_p=top_p)
     return probs_BV.multinomial(1, generator=generator).squeeze(-1).to(logits_BV.device)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tst_lightning.errors import UserError
@@ -53,18 +53,23 @@ def write_report(report: Report, output: Path) -> None:
     """
     from tst_lightning.report.plot import draw
 
+    # beside their places, so that a killed report never leaves half a file under its own name
+    unfinished = {name: output / f".unfinished-{name}" for name in ("report.md", "report.json", PICTURE)}
+    page, data, picture = unfinished.values()
     try:
         output.mkdir(parents=True, exist_ok=True)
-        # beside their places, so that a killed report never leaves half a file under its own name
-        with tempfile.TemporaryDirectory(prefix=".report-", dir=output) as folder:
-            files = [Path(folder) / name for name in ("report.md", "report.json", PICTURE)]
-            files[0].write_text(markdown(report), encoding="utf-8", newline="\n")
-            files[1].write_text(as_json(report), encoding="utf-8", newline="\n")
-            draw(report.groups, files[2])
-            for file in files:
-                os.replace(file, output / file.name)
+        # what a path may hold and UTF-8 may not is shown escaped
+        page.write_text(markdown(report), encoding="utf-8", errors="backslashreplace", newline="\n")
+        data.write_text(as_json(report), encoding="utf-8", newline="\n")
+        draw(report.groups, picture)
+        for name, file in unfinished.items():
+            os.replace(file, output / name)
     except OSError as error:
         raise UserError(f"--output {output} cannot be written ({error}): give another folder") from error
+    finally:
+        for file in unfinished.values():
+            with suppress(OSError):
+                file.unlink()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: naming everything that could not be read, after the rest was reported.
     """
+    if "" in (*arguments.runs, arguments.output):
+        raise UserError("an empty path was given: write . for the current folder")
     command = ["report", *arguments.runs]
     command += [] if arguments.output is None else ["--output", arguments.output]
     command += [] if arguments.baseline is None else ["--baseline", arguments.baseline]

@@ -25,7 +25,7 @@ def find_runs(paths: Sequence[str]) -> tuple[list[Path], list[str]]:
         except (FileNotFoundError, NotADirectoryError):
             faults.append(f"{path} holds no run: there is no such folder")
             continue
-        except PermissionError as error:
+        except OSError as error:
             faults.append(f"{path} cannot be read ({error})")
             continue
         runs = list(_search(path, faults))

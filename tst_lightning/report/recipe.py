@@ -73,12 +73,17 @@ class Recipe:
             UserError: if it is damaged, or of another format.
         """
         path = directory / "run.json"
+        if not path.is_file():
+            return None
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise UserError(f"{path} has format {record['format']!r}, and this version reads {FORMAT}: upgrade")
             schedule = PhaseSchedule.from_dict(record["schedule"])
             machine = dict(record["machine"])
+            for seed in (record["seed"], record["data"].get("seed")):
+                if not isinstance(seed, int | None):
+                    raise TypeError(f"seed {seed!r}")
             settings = dict(_flat({name: record[name] for name in record if name not in _NO_SETTINGS}))
             settings["machine.precision"] = machine.pop("precision", None)
             return cls(
@@ -89,13 +94,11 @@ class Recipe:
                 weighting=settings.pop("optimisation.weighting", None),
                 machine=machine,
             )
-        except FileNotFoundError:
-            return None
         except UserError:
             raise
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error})") from error
-        except (AssertionError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        except _DAMAGE as error:
             raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
     @property
@@ -141,6 +144,7 @@ def same_cost_a_step(differences: list[Difference]) -> bool:
     return not any(difference.name.startswith(_COST_IS_OF) for difference in differences)
 
 
+_DAMAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _NO_SETTINGS = {"format", "version", "schedule", "seed", "machine"}
 
 

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ class Run:
         steps: optimiser steps done.
         latent_tokens: positions that the model was run on.
         data_tokens: tokens of text read.
-        bag_size: the largest bag size logged; 1 for a baseline.
+        bag_size: the largest bag size so far; 1 for a baseline.
         flops: training FLOPs so far, None where the network's are unknown.
         wall_clock: seconds that the run has taken, None where they were not logged.
         validations: the held-out loss by step, finite or not.
@@ -63,7 +63,7 @@ class Run:
             UserError: if the run has logged nothing yet, or its files are damaged.
         """
         path = directory / "metrics.csv"
-        rows = _rows(path) if path.exists() else []
+        rows = _rows(path) if path.is_file() else []
         trained = [row for row in rows if row.get("tokens/latent")]
         if not trained:
             raise UserError(f"{directory}: the run has not logged a training step yet")
@@ -83,11 +83,11 @@ class Run:
                 name=name,
                 directory=str(directory),
                 steps=int(last["step"]),
-                latent_tokens=int(last["tokens/latent"]),
-                data_tokens=int(last["tokens/data"]),
-                bag_size=max(int(row["phase/bag_size"]) for row in trained),
-                flops=int(Fraction(last["compute/flops"])) if last.get("compute/flops") else None,
-                wall_clock=float(Fraction(last["time/wall_clock"])) if last.get("time/wall_clock") else None,
+                latent_tokens=_amount(last["tokens/latent"]),
+                data_tokens=_amount(last["tokens/data"]),
+                bag_size=_largest_bag(trained, recipe),
+                flops=_amount(last["compute/flops"]) if last.get("compute/flops") else None,
+                wall_clock=_seconds(last["time/wall_clock"]) if last.get("time/wall_clock") else None,
                 validations=tuple(Validation(step, reading.tokens(step), losses[step]) for step in sorted(losses)),
                 diverged_at=min(diverged, default=None),
                 recipe=recipe,
@@ -161,9 +161,10 @@ class _Reading:
 
     def __init__(self, trained: Sequence[dict[str, str]]) -> None:
         self.steps = [0, *(int(row["step"]) for row in trained)]
-        self.data = [0, *(int(row["tokens/data"]) for row in trained)]
-        if any(a >= b for a, b in zip(self.steps, self.steps[1:], strict=False)):
-            raise ValueError("its steps do not ascend")
+        self.data = [0, *(_amount(row["tokens/data"]) for row in trained)]
+        for name, values in (("steps", self.steps), ("data tokens", self.data)):
+            if any(a >= b for a, b in pairwise(values)):
+                raise ValueError(f"its {name} do not ascend")
         last = trained[-1]
         self.per_step = int(last["phase/bag_size"]) * int(last["tokens/latent"]) / self.steps[-1]
 
@@ -179,6 +180,24 @@ class _Reading:
         return self.data[i - 1] + share * (self.data[i] - self.data[i - 1])
 
 
+def _largest_bag(trained: Sequence[dict[str, str]], recipe: Recipe | None) -> int:
+    """By the schedule where it is known: the log of a run that went on elsewhere begins at its checkpoint."""
+    if recipe is None:
+        return max(int(row["phase/bag_size"]) for row in trained)
+    return max(phase.bag_size for phase in recipe.schedule.phases if phase.start < int(trained[-1]["step"]))
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{text} is no amount")
+    return value
+
+
+def _amount(text: str) -> int:
+    return int(text) if text.isdecimal() else int(_seconds(text))
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     """The rows of a log, without one that is being written right now."""
     try:
@@ -186,7 +205,10 @@ def _rows(path: Path) -> list[dict[str, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error})") from error
     whole = text[: text.rfind("\n") + 1]
-    rows = list(csv.DictReader(whole.splitlines()))
+    try:
+        rows = list(csv.DictReader(whole.splitlines()))
+    except csv.Error as error:
+        raise UserError(f"{path} is damaged ({error})") from error
     if any(None in row or None in row.values() for row in rows):
         raise UserError(f"{path} is damaged: its rows have more or fewer values than its header")
     return rows
