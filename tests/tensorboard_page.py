@@ -8,11 +8,13 @@ samples of real runs (``make check-tensorboard``). It needs Chromium and its dri
 import argparse
 import contextlib
 import io
+import json
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 
@@ -60,6 +62,17 @@ class Page:
             return {tag: card.text for tag, card in shown.items() if _coloured(card)}
 
         return self._until(read, lambda cards: set(tags) <= set(cards), timeout)
+
+    def scalars(self, tag):
+        """What the server sends to draw each run's curve of ``tag``."""
+        for run in self._ask("runs"):
+            with contextlib.suppress(urllib.error.HTTPError):  # a run without the tag
+                rows = self._ask(f"plugin/scalars/scalars?{urllib.parse.urlencode({'run': run, 'tag': tag})}")
+                yield [value for _, _, value in rows]
+
+    def _ask(self, what):
+        with urllib.request.urlopen(f"{self.address}/data/{what}", timeout=30) as reply:
+            return json.load(reply)
 
     def _go(self, where):
         self.driver.get("about:blank")  # else only the part behind # would change
@@ -126,14 +139,15 @@ def _answers(address):
 
 
 def faults(page, picture=None):
-    """What is missing from the page: the curves, the switch or the samples."""
+    """What is missing: the curves, a switch in the one of the bag size, or a sample of text."""
     found = []
     cards = page.cards(CURVES)
     found += [f"no curve of {tag} is drawn" for tag in CURVES if tag not in cards]
     if picture:
         page.driver.save_screenshot(picture)
-    text = page.text_with("text", "samples/")
-    found += [] if "samples/" in text else ["the text page shows no sample"]
+    if not any(len(set(values)) > 1 for values in page.scalars("phase/bag_size")):
+        found.append("the bag size never changes: there is no switch in any run")
+    found += [] if "\nModel\n" in page.text_with("text", "\nModel\n") else ["the text page shows no sample"]
     return found
 
 

@@ -326,7 +326,7 @@ def test_an_earlier_checkpoint_inside_the_superposition_phase(run, call, tokeniz
             (run / "checkpoints/step-000000024.ckpt").unlink()
         output, notes = call(place or run / "checkpoints", "--temperature", 0)
         assert output == continuation(tiny(VOCABULARY), tokenizer, "", None)
-        assert "step 12 of 24" in notes and "trained on bags of 4 only" in notes and "recovery" in notes
+        assert "step 12 of 24" in notes and "trained on bags only, of 4 last" in notes and "recovery" in notes
 
 
 def test_the_draws_are_those_of_the_seed(run, call):

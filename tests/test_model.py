@@ -285,6 +285,7 @@ def test_a_cache_takes_the_type_that_attention_computes_in():
         logits = torch.cat([model(part, cache=cache) for part in bags.split(1, 1)], 1)
         expected = model(bags)
     assert logits.dtype == torch.bfloat16
+    assert {kept.dtype for layer in cache.layers for kept in layer._kept} == {torch.bfloat16}
     torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)
 
 

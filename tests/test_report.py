@@ -56,6 +56,7 @@ def write_run(folder, losses, *, bag_size=1, switch=0, steps=None, seed=1, done=
             "seed": seed, "tokens": 9_000_000, "latent_length": 64, "global_batch_size": 8,
             "held_out_tokens": 80_000, "tokenizer_sha256": "ab" * 32,
         },
+        "validation": {"limit_val_batches": 1.0},
         "seed": seed,
         "parameters": 370_000,
         "flops_per_latent_token": 2_000_000,
@@ -579,39 +580,145 @@ def test_equal_loss_of_an_arm_without_a_baseline_of_its_length(tmp_path):
 
 
 def test_equal_loss_on_one_baselines_curve(tmp_path):
-    """The first crossing of 4.5, a quarter of the way from 4.6 at step 60 to 4.2 at step 80."""
+    """The first crossing of 4.5, a quarter of the way from 4.6 at step 60 to 4.2 at step 80, in log steps."""
     base = write_run(tmp_path / "base", {20: 6.0, 40: 5.0, 60: 4.6, 80: 4.2, 100: 4.0})
     comparison = comparison_of(base, write_run(tmp_path / "tst", {100: 4.5}, bag_size=4, switch=20))
     found = comparison.equal_loss
-    assert (found.baseline_steps, found.speed_up) == (pytest.approx(65), pytest.approx(0.65))
+    assert (found.baseline_steps, found.speed_up) == (
+        pytest.approx(steps := 60 * (4 / 3) ** 0.25),
+        pytest.approx(steps / 100),
+    )
     assert found.method == "on the baseline's own curve"
-    assert "a slow-down, 0.65x" in sentences(comparison)[-1]
+    assert "a slow-down, 0.64x" in sentences(comparison)[-1]
     assert "had not decayed to its end there, so the figure flatters tst" in sentences(comparison)[-1]
 
 
 def test_equal_loss_above_every_baselines_end_is_read_off_the_shortest(tmp_path):
-    """Half-way from 6.0 at step 60 to 4.0 at step 120, for an arm of 100 steps."""
+    """Half-way from 6.0 at step 60 to 4.0 at step 120, in log steps, for an arm of 100 steps."""
     write_run(tmp_path / "longer", {10: 7.0, 20: 4.0, 240: 3.0})
     write_run(tmp_path / "base", {60: 6.0, 120: 4.0})
     write_run(tmp_path / "tst", {100: 5.0}, bag_size=4, switch=20)
     found = comparison_of(tmp_path).equal_loss
     assert found.baselines == ("base",)
-    assert (found.baseline_steps, found.speed_up) == (pytest.approx(90), pytest.approx(0.9))
+    assert (found.baseline_steps, found.speed_up) == (pytest.approx(60 * 2**0.5), pytest.approx(0.6 * 2**0.5))
 
 
 def test_equal_loss_on_the_mean_curve_of_paired_seeds(tmp_path):
-    """Means of 5.0 at step 50 and 4.0 at 100 cross 4.25, the arms' mean, at 87.5; the third seed is not paired."""
+    """Means of 5.0 at step 50 and 4.0 at 100 cross 4.25, the arms' mean; the third seed is not paired."""
     for seed, shift in ((1, 0.2), (2, -0.2)):
         losses = {50: 5.0 + shift, 75: 9.9, 100: 4.0 + shift} if seed == 1 else {50: 5.0 + shift, 100: 4.0 + shift}
         write_run(tmp_path / f"{seed}/base", losses, seed=seed)
         write_run(tmp_path / f"{seed}/tst", {100: 4.25 + 3 * shift}, bag_size=4, switch=20, seed=seed)
     write_run(tmp_path / "3/tst", {100: 1.0}, bag_size=4, switch=20, seed=3)
     comparison = comparison_of(tmp_path)
-    assert comparison.equal_loss.baseline_steps == pytest.approx(87.5)
+    assert comparison.equal_loss.baseline_steps == pytest.approx(50 * 2**0.75)
     assert "(over seeds 1, 2 only)" in sentences(comparison)[-1]
 
 
-def test_equal_loss_uses_the_seeds_that_every_baseline_has(tmp_path):
+def test_a_better_baseline_of_another_recipe_is_named(tmp_path):
+    """Else the arm would look better than it is beside a baseline that happens to be in the same report."""
+    write_run(tmp_path / "base", curve(4.0))
+    write_run(tmp_path / "tuned", curve(3.7), optimisation__lr=3e-3)
+    write_run(tmp_path / "tst", curve(3.9), bag_size=4, switch=20)
+    write_run(tmp_path / "other-seed", curve(3.5), steps=None, seed=7)
+    report = make_report([str(tmp_path)])
+    (note,) = (note for note in report.notes if "tuned" in note)
+    assert "tuned ends BELOW tst, at 3.7000 against 3.9000" in note and "differs in optimisation.lr" in note
+    assert not any("base ends" in note for note in report.notes)
+    assert any("other-seed" in run.name for run in report.comparisons[0].unpaired)
+
+
+def test_a_longer_baseline_without_a_shared_seed_is_named(tmp_path):
+    write_run(tmp_path / "base", curve(4.0))
+    write_run(tmp_path / "tst", curve(3.9), bag_size=4, switch=20)
+    write_run(tmp_path / "longer", {200: 3.95}, seed=2)
+    (note,) = make_report([str(tmp_path)]).notes
+    assert (
+        "longer ends above tst, at 3.9500 against 3.9000" in note and "differs in total_steps 100 against 200" in note
+    )
+
+
+def test_runs_without_a_seed_are_not_paired(tmp_path):
+    for name, base, arm in (("a", 4.0, 3.9), ("b", 4.2, 4.3)):
+        write_run(tmp_path / name / "base", curve(base), seed=None, data__seed=1)
+        write_run(tmp_path / name / "tst", curve(arm), bag_size=4, switch=20, seed=None, data__seed=1)
+    report = make_report([str(tmp_path)])
+    assert report.comparisons == ()
+    assert sum("is not counted: no seed was set" in note for note in report.notes) == 4
+    (alone,) = make_report([str(tmp_path / "a")]).comparisons
+    assert alone.mean_difference == pytest.approx(-0.1)
+
+
+def test_a_level_mean_says_who_is_where(tmp_path):
+    for seed, shift in ((1, 0.1), (2, -0.1)):
+        write_run(tmp_path / f"{seed}/base", curve(4.0), seed=seed)
+        write_run(tmp_path / f"{seed}/tst", curve(4.0 + shift), bag_size=4, switch=20, seed=seed)
+    said = sentences(comparison_of(tmp_path))[0]
+    assert "level with base to four decimals on average, ahead in 1 of 2 seeds and behind in 1 of 2 seeds" in said
+
+
+def test_an_arm_may_be_held_against_another_arm(tmp_path):
+    write_run(tmp_path / "tst4", curve(3.9), bag_size=4, switch=20)
+    write_run(tmp_path / "tst8", curve(3.8), bag_size=8, switch=30)
+    comparison = comparison_of(tmp_path, baseline="tst8")
+    (phases,) = comparison.differences
+    assert str(phases) == (
+        "phases bag 4 for steps 0-19, bag 1 for steps 20-99 against bag 8 for steps 0-29, bag 1 for steps 30-99"
+    )
+    assert comparison.equal_flops and comparison.equal_loss.baseline_steps is None
+    assert "tst8 is no baseline" in comparison.equal_loss.reason
+
+
+def test_another_share_of_the_held_out_text_is_another_loss(tmp_path):
+    write_run(tmp_path / "base", curve(4.0), validation__limit_val_batches=10)
+    write_run(tmp_path / "tst", curve(3.9), bag_size=4, switch=20)
+    report = make_report([str(tmp_path)])
+    assert report.comparisons == ()
+    assert any("validation.limit_val_batches 1.0 against 10" in note for note in report.notes)
+
+
+def test_a_run_that_went_on_elsewhere_tells_of_both_machines(tmp_path):
+    elsewhere = {"device": "NVIDIA H200", "precision": "bf16-mixed", "processes": 8, "torch": "2.14.1"}
+    write_run(tmp_path / "base", curve(4.0))
+    resumes = [{"step": 40, "version": "0.1.0", "machine": elsewhere}]
+    write_run(tmp_path / "tst", curve(3.9), bag_size=4, switch=20, resumes=resumes)
+    report = make_report([str(tmp_path)])
+    assert report.comparisons == ()  # half in another precision is another recipe
+    said = "\n".join(report.notes)
+    assert "machine.precision 32-true then bf16-mixed against 32-true" in said
+    assert "trained on 1 x cpu, 1 then 8 x cpu then NVIDIA H200" in said
+
+
+def test_a_longer_baseline_that_ended_worse_gives_no_speed_up(tmp_path):
+    """The shortest baseline that is at the loss answers, whatever longer ones do."""
+    write_run(tmp_path / "base", {50: 4.2, 100: 3.9})
+    write_run(tmp_path / "longer", {200: 4.02})
+    write_run(tmp_path / "longest", {400: 3.7})
+    write_run(tmp_path / "tst", {100: 4.0}, bag_size=4, switch=20)
+    comparison = comparison_of(tmp_path)
+    found = comparison.equal_loss
+    assert comparison.mean_difference > 0 and found.baselines == ("base",)
+    assert found.baseline_steps == pytest.approx(50 * 2 ** (2 / 3))
+
+
+def test_a_curve_that_is_straight_in_log_steps_is_read_exactly(tmp_path):
+    base = write_run(tmp_path / "base", every(20, 120, lambda n: 8 - 0.5 * math.log(n)))
+    arm = write_run(tmp_path / "tst", {120: 8 - 0.5 * math.log(28)}, bag_size=4, switch=20)
+    assert comparison_of(base, arm).equal_loss.baseline_steps == pytest.approx(28)
+
+
+def test_a_baseline_that_does_not_answer_costs_no_seed(tmp_path):
+    """The arm is behind: the equally long baseline answers with both seeds, though a longer one has only one."""
+    for seed in (1, 2):
+        write_run(tmp_path / f"{seed}/base", {50: 5.0, 100: 4.0}, seed=seed)
+        write_run(tmp_path / f"{seed}/tst", {100: 4.5}, bag_size=4, switch=20, seed=seed)
+    write_run(tmp_path / "1/long", {400: 3.0}, seed=1)
+    found = comparison_of(tmp_path).equal_loss
+    assert [seeds.seed for seeds in found.seeds] == [1, 2] and found.baselines == ("base",)
+    assert found.baseline_steps == pytest.approx(50 * 2**0.5)
+
+
+def test_equal_loss_uses_the_seeds_that_both_baselines_have(tmp_path):
     """A long baseline of one seed: that seed alone is interpolated, and 4.0 -> 3.0 is half-way at 3.5."""
     for seed in (1, 2):
         write_run(tmp_path / f"{seed}/base", {100: 4.0 + seed - 1}, seed=seed)
@@ -639,6 +746,8 @@ def test_a_level_arm_is_worth_its_own_steps(tmp_path):
     base = write_run(tmp_path / "base", curve(4.0))
     found = comparison_of(base, write_run(tmp_path / "tst", curve(4.0), bag_size=4, switch=20)).equal_loss
     assert found.speed_up == 1
+    said = sentences(comparison_of(base, tmp_path / "tst"))[-1]
+    assert "where tst takes 100: 1.00x (read off" in said and "flatters" not in said
 
 
 def test_an_unfinished_baseline_answers_nothing(tmp_path):

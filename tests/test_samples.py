@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugin_util import markdown_to_safe_html
 from tokenizers import Tokenizer
@@ -174,6 +175,12 @@ def test_a_run_that_diverges_goes_on(text_corpus, tmp_path):
     sampled(tmp_path, text_corpus, Samples(), Diverge())
     assert "**No text:**" in texts(tmp_path)[-1][1] and "diverged" in texts(tmp_path)[-1][1]
     assert texts(tmp_path)[-1][0] == 8
+
+
+def test_fsdp1_is_told_to_have_no_text(text_corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(tst_lightning.callbacks.samples, "FSDPStrategy", SingleDeviceStrategy)  # as if it were the one
+    sampled(tmp_path, text_corpus, Samples())
+    assert "ModelParallelStrategy (FSDP2) can" in texts(tmp_path)[-1][1] and "**Model**" not in texts(tmp_path)[-1][1]
 
 
 def test_bf16_mixed(text_corpus, tmp_path):

@@ -588,6 +588,32 @@ def test_a_run_describes_itself(text_corpus, tmp_path, monkeypatch):
             assert int(row["compute/flops"]) == int(row["tokens/latent"]) * record["flops_per_latent_token"]
 
 
+def test_a_resume_does_not_rewrite_how_the_run_began(text_corpus, tmp_path):
+    phases, options = Phases(bag_size=4, ratio=0.5), {"enable_checkpointing": True}
+    saver = StepCheckpoint(every_n_steps=4)
+    fit(tmp_path, text_corpus, phases, callbacks=[saver, StopAt(6)], **options)
+    began = json.loads((tmp_path / "run.json").read_text())
+    assert "resumes" not in began
+
+    saved = tmp_path / "checkpoints/step-000000004.ckpt"
+    for path in (tmp_path / "checkpoints").iterdir():
+        if path != saved:
+            path.unlink()
+    fit(tmp_path, text_corpus, phases, callbacks=[StepCheckpoint(), StopAt(6)], ckpt_path=saved, **options)
+    assert json.loads((tmp_path / "run.json").read_text()) == began, "the same machine: nothing to tell"
+
+    checkpoint = torch.load(saved, weights_only=True)
+    checkpoint["run"]["machine"]["device"], checkpoint["run"]["seed"] = "another", 7
+    torch.save(checkpoint, saved)
+    for path in (tmp_path / "checkpoints").iterdir():
+        if path != saved:
+            path.unlink()
+    fit(tmp_path, text_corpus, phases, callbacks=[StepCheckpoint()], ckpt_path=saved, **options)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["seed"] == 7 and record["machine"]["device"] == "another"
+    assert record["resumes"] == [{"step": 4, "version": began["version"], "machine": began["machine"]}]
+
+
 def test_a_network_that_cannot_count_its_flops_has_none_in_the_log(text_corpus, tmp_path):
     class Plain(torch.nn.Module):
         def __init__(self):

@@ -237,6 +237,7 @@ class TSTModule(LightningModule):
             "format": 1,
             "version": __version__,
             **record,
+            "validation": {"limit_val_batches": self.trainer.limit_val_batches},
             "seed": None if seed is None else int(seed),
             "parameters": getattr(config, "num_parameters", None) or sum(p.numel() for p in self.parameters()),
             "flops_per_latent_token": config.flops_per_token(latent_length) if config and counted else None,
@@ -244,7 +245,7 @@ class TSTModule(LightningModule):
                 "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
                 "precision": str(self.trainer.precision),
                 "processes": self.trainer.world_size,
-                "torch": torch.__version__,
+                "torch": str(torch.__version__),
             },
         }
 

@@ -33,6 +33,7 @@ class StepMetrics(Callback):
     def __init__(self) -> None:
         self._step = 0
         self._places: dict[str, Any] = {}
+        self._record: dict[str, Any] | None = None  # of the run as it began, and of its resumes
 
     def on_train_start(self, trainer: Trainer, pl_module: TSTModule) -> None:  # type: ignore[override]
         """Start from the restored step, with the logs as they were then, and let the loggers keep the run's record.
@@ -52,9 +53,10 @@ class StepMetrics(Callback):
                     f"{used[0]} already holds the log of a run: go on with it by ckpt_path, or give the loggers "
                     "another directory"
                 )
-        record = pl_module.run_record()
+        here = pl_module.run_record()
+        self._record = here if self._record is None else _resumed(self._record, here, trainer.global_step)
         for log in trainer.loggers:
-            log.log_hyperparams(record)
+            log.log_hyperparams(self._record)
 
     def on_train_batch_end(
         self,
@@ -95,11 +97,23 @@ class StepMetrics(Callback):
         """Flush the logs and note their place."""
         if trainer.is_global_zero:
             checkpoint["logs"] = {name: logger.place() for name, logger in _resumable(trainer).items()}
+            checkpoint["run"] = self._record
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Learn where the logs were; nothing is dropped until every other callback has accepted the checkpoint."""
         if trainer.state.fn == "fit" and trainer.is_global_zero:
             self._places = checkpoint.get("logs", {})
+            self._record = checkpoint.get("run")
+
+
+def _resumed(before: dict[str, Any], here: dict[str, Any], step: int) -> dict[str, Any]:
+    """The run's record with one more resume, if it goes on somewhere else; how it began stays."""
+    resumes = before.get("resumes", [])
+    place = {name: here[name] for name in ("version", "machine")}
+    last = resumes[-1] if resumes else before
+    if all(last[name] == value for name, value in place.items()):
+        return before
+    return {**before, "resumes": [*resumes, {"step": step, **place}]}
 
 
 def _resumable(trainer: Trainer) -> dict[str, ResumableLogger]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import FSDPStrategy
 
 from tst_lightning.data.datamodule import TSTDataModule
 from tst_lightning.data.order import Window
@@ -30,8 +31,9 @@ class Samples(Callback):
 
     In a superposition phase it says instead when there will be text: the network is trained to predict bags there.
     The same draws are made each time, apart from the random state of the training. A text is never longer than the
-    windows that the network is trained on. Every rank generates the same, as sharded parameters need, and rank 0
-    writes. Without a TensorBoard logger nothing happens.
+    windows that the network is trained on. Every rank generates the same, as parameters that FSDP2 shards need, and
+    rank 0 writes; FSDP1 (``FSDPStrategy``) cannot run the network outside its own step, so there a line says so
+    instead. Without a TensorBoard logger nothing happens.
 
     Args:
         prompts: what documents begin with; ``""`` begins with nothing, ``[]`` turns samples off. By default
@@ -116,6 +118,8 @@ class Samples(Callback):
         step, schedule = trainer.global_step, pl_module.schedule
         if schedule.at(max(step - 1, 0)).bag_size > 1:
             page = _no_text_yet(step, schedule)
+        elif isinstance(trainer.strategy, FSDPStrategy):
+            page = "**No text:** FSDPStrategy runs the network only inside a step. ModelParallelStrategy (FSDP2) can."
         else:
             with trainer.precision_plugin.val_step_context():
                 page = "\n\n---\n\n".join(self._sample(pl_module.network, ids) for ids in self._prompts)

@@ -28,7 +28,8 @@ class Throughput(Callback):
     the network's FLOPs are known (:meth:`~tst_lightning.TransformerConfig.flops_per_token`).
     ``throughput/mfu`` is the latter as a share of all devices' dense peak (model FLOPs utilisation, Chowdhery
     et al. 2022, appendix B), where that is known (:mod:`tst_lightning.hardware`). ``time/wall_clock`` counts the
-    seconds since the run was started, everything included but the time between an end and a resume.
+    seconds since the run was started, the validations and checkpoints before the row included. What a killed run has
+    to do again counts once, and the time between an end and a resume not at all.
 
     Nothing waits for the device but validations and checkpoints, which would anyway: a row is written when its
     loss has arrived.
@@ -118,7 +119,7 @@ class Throughput(Callback):
     # ------------------------------------------------------------------ what is told
 
     def step_metrics(self, trainer: Trainer, pl_module: LightningModule, totals: Mapping[str, int]) -> dict[str, float]:
-        """The speed since the last row; :class:`~tst_lightning.StepMetrics` asks when the device is done."""
+        """The speed since the last row; :class:`~tst_lightning.StepMetrics` asks when it has the gradients' norm."""
         now = time.perf_counter()
         if self._opened is not None:
             self._seconds += now - self._opened

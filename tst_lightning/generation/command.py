@@ -104,8 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
     _note(f"{path}: step {step} of {schedule.total_steps}")
     if phase.bag_size > 1:
         _note(
-            f"up to here it was trained on {phase.reads} only, to predict the next bag: what it generates means little "
-            "before the recovery phase"
+            f"up to here it was trained on bags only, of {phase.bag_size} last, to predict the next one: what it "
+            "generates means little before the recovery phase"
         )
     new = generate(
         network,

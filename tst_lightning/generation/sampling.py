@@ -150,8 +150,8 @@ def _stream(
 
 
 def _draw(logits_BV: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> Tensor:
-    if logits_BV.isnan().any():
-        raise FloatingPointError("the network's logits are not numbers (NaN): its training has diverged")
+    if not logits_BV.amax(-1).isfinite().all():  # the largest of a row with a NaN in it is NaN
+        raise FloatingPointError("the network's logits are not finite numbers: its training has diverged")
     if temperature == 0:
         return logits_BV.argmax(-1)
     probs_BV = nucleus(logits_BV.to(generator.device), temperature=temperature, top_p=top_p)

@@ -90,6 +90,11 @@ def compare(groups: Sequence[Group], named: str | None = None) -> tuple[list[Com
         for group in groups
         for again, first in group.repeats
     ]
+    notes += [
+        f"{run.name} is not counted: no seed was set (seed_everything), and it is not the only one of its recipe"
+        for group in groups
+        for run in group.unseeded
+    ]
     chosen = None if named is None else _chosen(groups, named)
     sound = [group for group in groups if group.by_seeds]
     if chosen is not None and not chosen.by_seeds:
@@ -104,7 +109,7 @@ def compare(groups: Sequence[Group], named: str | None = None) -> tuple[list[Com
                 notes.append(_other_nats(arm, chosen, faults))
             else:
                 alike = [group for group in baselines if _differ_only_in_length(group.recipe, chosen.recipe)]
-                comparisons.append(_comparison(arm, chosen, alike or [chosen]))
+                comparisons.append(_comparison(arm, chosen, alike if chosen.recipe.is_baseline else []))
             continue
         alike = [group for group in baselines if _differ_only_in_length(arm.recipe, group.recipe)]
         if alike and not arm.recipe.loss_faults(alike[0].recipe):
@@ -112,13 +117,44 @@ def compare(groups: Sequence[Group], named: str | None = None) -> tuple[list[Com
             comparisons.append(_comparison(arm, equal, alike))
         else:
             notes.append(_no_baseline(arm, baselines))
+    if chosen is None:
+        notes += [note for group in baselines if (note := _unused(group, comparisons))]
     return comparisons, notes
+
+
+def _unused(baseline: Group, comparisons: Sequence[Comparison]) -> str | None:
+    """What the reader should know of a baseline that no arm is held against: above all that it is better."""
+    nearest: tuple[Comparison, list[Difference]] | None = None
+    for comparison in comparisons:
+        differences = comparison.arm.recipe.differences(baseline.recipe)
+        only_length = all(difference.name == "total_steps" for difference in differences)
+        if only_length and comparison.arm.by_seeds.keys() & baseline.by_seeds.keys():
+            return None
+        if not comparison.arm.recipe.loss_faults(baseline.recipe) and (
+            nearest is None or len(differences) < len(nearest[1])
+        ):
+            nearest = comparison, differences
+    if nearest is None:
+        return None
+    arm, differences = nearest[0].arm, nearest[1]
+    mine, other = (fmean(run.final_loss for run in group.by_seeds.values()) for group in (baseline, arm))
+    why = f"differs in {'; '.join(map(str, differences))} from it" if differences else "shares no seed with it"
+    return (
+        f"{baseline.label} ends {'BELOW' if mine < other else 'above'} {arm.label}, at {mine:.4f} against {other:.4f} "
+        f"nats/token, and is not held against it, as {arm.label} {why}. --baseline {baseline.label} compares them all "
+        "the same"
+    )
 
 
 def _comparison(arm: Group, baseline: Group | None, alike: Sequence[Group]) -> Comparison:
     """One comparison; ``alike`` are the baselines that differ from each other only in length."""
     differences = arm.recipe.differences((baseline or alike[0]).recipe)
-    if same_cost_a_step(differences):
+    if baseline is not None and not baseline.recipe.is_baseline:
+        phases = [str(group.recipe.schedule) for group in (arm, baseline)]
+        if phases[0] != phases[1]:
+            differences.insert(0, Difference("phases", *phases))
+        reached = EqualLoss(None, None, None, f"{baseline.label} is no baseline, it has a superposition phase too")
+    elif same_cost_a_step(differences):
         reached = equal_loss(arm, alike)
     else:
         reached = EqualLoss(None, None, None, f"a step of {arm.label} costs other FLOPs than one of {alike[0].label}")

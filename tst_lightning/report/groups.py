@@ -37,18 +37,29 @@ class Group:
 
     @property
     def by_seeds(self) -> dict[Seeds, Run]:
-        """The runs that can be compared; of those with equal seeds the first."""
+        """The runs that can be compared; of those with equal seeds the first, and of unseeded ones only a lone one."""
+        unseeded = self.unseeded
         sound: dict[Seeds, Run] = {}
         for run in self.runs:
-            if run.fault is None:
+            if run.fault is None and run not in unseeded:
                 sound.setdefault(run.seeds, run)
         return sound
+
+    @property
+    def unseeded(self) -> list[Run]:
+        """Sound runs without a seed where there are several: which belongs to which of the other arm's is unknown."""
+        runs = [run for run in self.runs if run.fault is None and run.seeds.seed is None]
+        return runs if len(runs) > 1 else []
 
     @property
     def repeats(self) -> list[tuple[Run, Run]]:
         """Sound runs with the seeds of an earlier one, each with that one."""
         first = self.by_seeds
-        return [(run, first[run.seeds]) for run in self.runs if run.fault is None and first[run.seeds] is not run]
+        return [
+            (run, first[run.seeds])
+            for run in self.runs
+            if run.fault is None and run.seeds in first and first[run.seeds] is not run
+        ]
 
     def final_loss(self, seeds: Iterable[Seeds]) -> float:
         """The mean loss at the end, over these seeds."""

@@ -107,7 +107,8 @@ _HOW_TO_READ = """\
   the text read: a superposition step with bags of *s* reads *s* times as much for the same compute. Runs of equal
   latent tokens and one network have **equal FLOPs**, though they read different amounts of text.
 - **FLOPs** are counted from the network's shape (forward and backward), not measured. **Wall clock** includes
-  validations and checkpoints; it means something only between runs that had the same machine, each to itself.
+  the validations and checkpoints before the last logged step; it means something only between runs that had the same
+  machine, each to itself.
 - **Differences** are arm less baseline, seed by seed: below zero the arm is ahead. One seed tells nothing apart from
   chance.
 - **Equal loss** asks how many steps a baseline needs for the arm's final loss. Read off a single baseline's curve it

@@ -63,7 +63,7 @@ def _looks(groups: Sequence[Group]) -> list[tuple[str, Any]]:
     looks: list[tuple[str, Any]] = []
     plain = bagged = 0
     for group in groups:
-        if max(run.bag_size for run in group.runs) == 1:
+        if all(run.bag_size == 1 for run in group.runs):
             looks.append((_BASELINE, _STYLES[plain % len(_STYLES)]))
             plain += 1
         else:
@@ -73,11 +73,12 @@ def _looks(groups: Sequence[Group]) -> list[tuple[str, Any]]:
 
 
 def _draw_group(panel: Axes, group: Group, x: str, colour: str, style: Any) -> None:
-    several = len(group.runs) > 1
+    counted = [*group.by_seeds.values()]
+    several = len(counted) > 1
     for run in group.runs:
         _line(panel, _finite(run.validations), x, colour, style, width=0.8 if several else 1.6, faint=several)
-    mean = _finite(mean_curve(group.runs)) if several else []
-    if len(mean) > 1 or (several and all(len(run.validations) == 1 for run in group.runs)):
+    mean = mean_curve(counted) if several else []
+    if len(mean) > 1 or (several and all(len(run.validations) == 1 for run in counted)):
         _line(panel, mean, x, colour, style, width=2, faint=False)
 
 
@@ -166,7 +167,10 @@ def _legend_columns(groups: Sequence[Group]) -> int:
 
 
 def _legend_label(group: Group) -> str:
-    return group.label if len(group.runs) == 1 else f"{group.label} ({len(group.runs)} runs and their mean)"
+    counted = len(group.by_seeds)
+    if counted > 1:
+        return f"{group.label} ({counted} runs and their mean)"
+    return group.label if len(group.runs) == 1 else f"{group.label} ({len(group.runs)} runs)"
 
 
 def _add_legend(figure: Figure, groups: Sequence[Group], looks: Sequence[tuple[str, Any]], columns: int) -> None:

@@ -14,7 +14,12 @@ from tst_lightning.phases import PhaseSchedule
 FORMAT = 1
 """The format of ``run.json`` that is read here."""
 
-_LOSS_IS_OF = ("data.tokenizer_sha256", "data.held_out_tokens", "data.latent_length")
+_LOSS_IS_OF = (
+    "data.tokenizer_sha256",
+    "data.held_out_tokens",
+    "data.latent_length",
+    "validation.limit_val_batches",
+)
 _COST_IS_OF = ("network.", "parameters", "flops_per_latent_token", "data.global_batch_size", "data.latent_length")
 
 
@@ -80,7 +85,7 @@ class Recipe:
             if record["format"] != FORMAT:
                 raise UserError(f"{path} has format {record['format']!r}, and this version reads {FORMAT}: upgrade")
             schedule = PhaseSchedule.from_dict(record["schedule"])
-            machine = dict(record["machine"])
+            machine = _together([record["machine"], *(resume["machine"] for resume in record.get("resumes", []))])
             for seed in (record["seed"], record["data"].get("seed")):
                 if not isinstance(seed, int | None):
                     raise TypeError(f"seed {seed!r}")
@@ -145,7 +150,13 @@ def same_cost_a_step(differences: list[Difference]) -> bool:
 
 
 _DAMAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-_NO_SETTINGS = {"format", "version", "schedule", "seed", "machine"}
+_NO_SETTINGS = {"format", "version", "schedule", "seed", "machine", "resumes"}
+
+
+def _together(machines: list[dict[str, Any]]) -> dict[str, Any]:
+    """One description of all machines that a run was trained on, one after the other."""
+    values = {name: dict.fromkeys(str(machine[name]) for machine in machines) for name in machines[0]}
+    return {name: " then ".join(value) for name, value in values.items()}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -160,4 +171,4 @@ def _shown(value: Any) -> str:
     if value is None:
         return "none"
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:12]}..."
+    return text if len(text) <= 40 or " " in text else f"{text[:12]}..."  # of a hash, a few letters will do

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from tst_lightning.report.groups import Group, mean_curve
 from tst_lightning.report.recipe import Seeds
@@ -37,57 +36,61 @@ class EqualLoss:
 def equal_loss(arm: Group, baselines: Sequence[Group]) -> EqualLoss:
     """Find the number of steps after which a baseline has the arm's final loss.
 
-    Where that loss lies between the final losses of two baselines of different lengths, each of which has
-    decayed its learning rate to its own end, it is interpolated between them, linearly in the logarithm of the
-    steps. Otherwise it is the first crossing of one baseline's own validation curve, whose rate had not
-    decayed there: that baseline would have got there sooner had it been planned so, and the figure flatters
-    the arm. Losses are means over the seeds that all have.
+    The shortest baseline that ends at that loss or below it answers. If the next shorter one ends above, the steps
+    are interpolated between the two, each of which has decayed its learning rate to its own end. Otherwise they are
+    the first crossing of that baseline's own validation curve, whose rate had not decayed there: that baseline would
+    have got there sooner had it been planned so, and the figure flatters the arm. Interpolation is linear in the
+    logarithm of the steps. Losses are means over the seeds that the arm and the baselines used have in common.
 
     Args:
         arm: the arm.
         baselines: of the arm's recipe but for the total number of steps, in which they differ.
     """
-    candidates = sorted(
-        (b for b in baselines if b.by_seeds.keys() & arm.by_seeds.keys()), key=lambda baseline: baseline.total_steps
-    )
+    candidates = sorted((b for b in baselines if _shared(arm, b)), key=lambda baseline: baseline.total_steps)
     if not candidates:
         return _unknown("no baseline shares a seed with the arm: train one with its --seed_everything and --data.seed")
-    seeds = _shared(arm, candidates)
-    if not seeds:  # the most seeds, and of these the longest
-        candidates = [max(candidates, key=lambda b: (len(_shared(arm, [b])), b.total_steps))]
-        seeds = _shared(arm, candidates)
-    target = arm.final_loss(seeds)
-    ends = [(baseline, baseline.final_loss(seeds)) for baseline in candidates]
-
-    for (short, worse), (long, better) in pairwise(ends):
-        if worse >= target >= better:
-            share = (worse - target) / (worse - better) if worse > better else 0.0
-            steps = short.total_steps * (long.total_steps / short.total_steps) ** share
-            return EqualLoss(steps, steps / arm.total_steps, FINISHED, None, (short.label, long.label), seeds)
-
-    reached = [baseline for baseline, loss in ends if loss <= target]
-    if not reached:
+    place = next((i for i, baseline in enumerate(candidates) if _leads(baseline, arm, _shared(arm, baseline))), None)
+    if place is None:
         longest = candidates[-1]
+        seeds = _shared(arm, longest)
         return _unknown(
-            f"no baseline gets down to {target:.4f}, not even in {longest.total_steps} steps "
-            f"({min(loss for _, loss in ends):.4f}): train a longer one, such as "
+            f"no baseline gets down to {arm.final_loss(seeds):.4f}, not even in {longest.total_steps} steps "
+            f"({longest.final_loss(seeds):.4f}): train a longer one, such as "
             f"--trainer.max_steps={2 * longest.total_steps}, in a directory of its own"
         )
-    baseline = reached[0]
-    curve = mean_curve([baseline.by_seeds[seed] for seed in seeds])
-    crossing = next(i for i, validation in enumerate(curve) if validation.loss <= target)
-    after = curve[crossing]
-    if crossing == 0:
+    reached = candidates[place]
+    if place > 0:
+        shorter = candidates[place - 1]
+        seeds = _shared(arm, shorter, reached)
+        if seeds and _leads(reached, arm, seeds) and not _leads(shorter, arm, seeds):
+            above, below = ((b.total_steps, b.final_loss(seeds)) for b in (shorter, reached))
+            steps = _crossing(above, below, arm.final_loss(seeds))
+            return EqualLoss(steps, steps / arm.total_steps, FINISHED, None, (shorter.label, reached.label), seeds)
+
+    seeds = _shared(arm, reached)
+    target = arm.final_loss(seeds)
+    curve = [(v.step, v.loss) for v in mean_curve([reached.by_seeds[seed] for seed in seeds])]
+    first = next(i for i, (_, loss) in enumerate(curve) if loss <= target)
+    if first == 0:
         return _unknown(
-            f"{baseline.label} is below {target:.4f} at its first validation already, at step {after.step}: "
+            f"{reached.label} is below {target:.4f} at its first validation already, at step {curve[0][0]}: "
             "validate more often (trainer.val_check_interval), or train a shorter baseline"
         )
-    before = curve[crossing - 1]
-    steps = before.step + (after.step - before.step) * (before.loss - target) / (before.loss - after.loss)
-    return EqualLoss(steps, steps / arm.total_steps, CURVE, None, (baseline.label,), seeds)
+    steps = _crossing(curve[first - 1], curve[first], target)
+    return EqualLoss(steps, steps / arm.total_steps, CURVE, None, (reached.label,), seeds)
 
 
-def _shared(arm: Group, baselines: Sequence[Group]) -> tuple[Seeds, ...]:
+def _crossing(above: tuple[int, float], below: tuple[int, float], target: float) -> float:
+    """Steps at which the line through two (steps, loss), straight in log steps, is at ``target``."""
+    (early, worse), (late, better) = above, below
+    return early * float((late / early) ** ((worse - target) / (worse - better)))
+
+
+def _leads(baseline: Group, arm: Group, seeds: Sequence[Seeds]) -> bool:
+    return baseline.final_loss(seeds) <= arm.final_loss(seeds)
+
+
+def _shared(arm: Group, *baselines: Group) -> tuple[Seeds, ...]:
     return tuple(seed for seed in arm.by_seeds if all(seed in baseline.by_seeds for baseline in baselines))
 
 

@@ -55,12 +55,16 @@ def _verdict(comparison: Comparison) -> str:
         losses = f"{pairs[0].arm.final_loss:.4f} against {pairs[0].baseline.final_loss:.4f}"
         return f"{stand} ({losses}). One seed: that cannot be told from chance."
     differences = [pair.difference for pair in pairs]
-    same = sum(difference * mean > 0 for difference in differences)
+    counted = {"ahead": sum(d < 0 for d in differences), "behind": sum(d > 0 for d in differences)}
     every = "both" if len(pairs) == 2 else f"all {len(pairs)}"
-    seeds = f"in {every if same == len(pairs) else f'{same} of {len(pairs)}'} seeds"
+    seeds = " and ".join(
+        f"{where} in {every if number == len(pairs) else f'{number} of {len(pairs)}'} seeds"
+        for where, number in counted.items()
+        if number
+    )
     larger = "larger than" if abs(mean) > spread else "not larger than"
     return (
-        f"{stand} on average, {'' if round(mean, 4) == 0 else ('behind ' if mean > 0 else 'ahead ')}{seeds} "
+        f"{stand} on average, {seeds or 'the same in every seed'} "
         f"(differences {min(differences):+.4f} to {max(differences):+.4f}). "
         f"The mean difference is {larger} the spread of the differences over seeds (standard deviation {spread:.4f}); "
         f"the baseline itself moves between seeds by a standard deviation of {comparison.baseline_spread:.4f}."
@@ -89,16 +93,19 @@ def _equal_loss(comparison: Comparison) -> str:
     over = "" if len(found.seeds) == 1 else f" (means over {len(found.seeds)} seeds)"
     if len(comparison.arm.by_seeds) > len(found.seeds):
         over = f" (over seed{'s' if len(found.seeds) > 1 else ''} {', '.join(map(str, found.seeds))} only)"
-    change = f"a {'speed-up' if found.speed_up >= 1 else 'slow-down'}, {found.speed_up:.2f}x"
+    change = f"{found.speed_up:.2f}x"
+    if change != "1.00x":
+        change = f"a {'speed-up' if found.speed_up > 1 else 'slow-down'}, {change}"
+    caveat = ""
     if found.method == CURVE:
         how = f"read off the validation curve of {found.baselines[0]}"
-        caveat = (
-            " The learning rate of that curve had not decayed to its end there, so the figure flatters "
-            f"{comparison.arm.label}: a baseline planned to end there gets there sooner."
-        )
+        if change != "1.00x":
+            caveat = (
+                " The learning rate of that curve had not decayed to its end there, so the figure flatters "
+                f"{comparison.arm.label}: a baseline planned to end there gets there sooner."
+            )
     else:
         how = f"interpolated between {' and '.join(found.baselines)}, each decayed to its own end"
-        caveat = ""
     return (
         f"Equal loss: a baseline gets to {target:.4f} in about {count(found.baseline_steps)} steps{over}, where "
         f"{comparison.arm.label} takes {comparison.arm.total_steps}: {change} ({how}).{caveat}"
