@@ -238,10 +238,12 @@ def test_validate_says_what_does_not_fit(recipe, tmp_path, text_corpus):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["report", "a" * 300], ["prepare", "a" * 300, "--output", "x"]], ids=lambda a: a[0]
+    ("status", "arguments"),
+    [(2, ["report", "a" * 300]), (1, ["prepare", "a" * 300, "--output", "x", "--train-tokenizer", "300"])],
+    ids=["report", "prepare"],
 )
-def test_a_path_that_the_system_refuses(arguments, capsys):
-    assert main([*arguments, *(["--train-tokenizer", "300"] if arguments[0] == "prepare" else [])]) == 1
+def test_a_path_that_the_system_refuses(status, arguments, capsys):
+    assert main(arguments) == status
     assert "File name too long" in capsys.readouterr().err
 
 
