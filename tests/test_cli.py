@@ -188,6 +188,16 @@ def test_a_terminal_shows_a_bar_and_ctrl_c_says_how_to_go_on(recipe, tmp_path):
     assert "--ckpt_path last goes on from" in text and "Traceback" not in text, text
 
 
+def test_faults_of_callbacks_come_with_all_others_before_anything_is_written(recipe, tmp_path):
+    throughput = ["--trainer.callbacks+=tst_lightning.Throughput", "--trainer.callbacks.peak_flops=-1"]
+    prompts = f'--samples.prompts=["{"x y " * 40}"]'
+    status, output = fit(recipe, tmp_path, prompts, *throughput, "--trainer.val_check_interval=3")
+    assert status == 2 and "Traceback" not in output, output
+    for fault in ("samples.prompts: 'x y", "peak_flops=-1", "trainer.val_check_interval=3"):
+        assert fault in output, (fault, output)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_second_process_keeps_out_of_a_run(recipe, tmp_path):
     (tmp_path / "run").mkdir()
     with (tmp_path / "run/.lock").open("w") as lock:
