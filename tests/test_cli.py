@@ -127,6 +127,13 @@ def test_an_older_checkpoint_is_not_gone_on_from_where_newer_ones_would_be_lost(
     assert logged(tmp_path / "fork") == [row for row in rows if int(row["step"]) > 5]
 
 
+def test_a_run_that_is_not_there_is_named(tmp_path):
+    status, output = run("fit", "--ckpt_path=runs/nope", folder=tmp_path)
+    assert (
+        status == 2 and output.strip() == "error: --ckpt_path runs/nope: there is no such checkpoint or run directory"
+    )
+
+
 def test_a_moved_run_goes_on(recipe, tmp_path):
     assert fit(recipe, tmp_path, "--trainer.default_root_dir=whole")[0] == 0
     arguments = ["--trainer.callbacks+=tests.runs.KillAt", "--trainer.callbacks.step=17"]

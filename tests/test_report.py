@@ -689,6 +689,13 @@ def test_a_run_that_went_on_elsewhere_tells_of_both_machines(tmp_path):
     assert "trained on 1 x cpu, 1 then 8 x cpu then NVIDIA H200" in said
 
 
+def test_the_flops_of_a_run_are_a_finished_ones(tmp_path):
+    write_run(tmp_path / "base", curve(4.0))
+    write_run(tmp_path / "a-start", curve(3.9), bag_size=4, switch=20, done=40)  # before the finished one
+    write_run(tmp_path / "tst", curve(3.9), bag_size=4, switch=20)
+    assert f"100 steps, {100 * FLOPS:.3g} FLOPs a run" in sentences(comparison_of(tmp_path))[1]
+
+
 def test_a_longer_baseline_that_ended_worse_gives_no_speed_up(tmp_path):
     """The shortest baseline that is at the loss answers, whatever longer ones do."""
     write_run(tmp_path / "base", {50: 4.2, 100: 3.9})

@@ -284,6 +284,8 @@ def _from_run_directory(arguments: list[str]) -> list[str]:
     given.add_argument("-c", "--config", action="append")
     known, _ = given.parse_known_args(arguments)
     if known.ckpt_path and not known.config:
+        if known.ckpt_path != "last" and not Path(known.ckpt_path).exists():
+            raise UserError(f"--ckpt_path {known.ckpt_path}: there is no such checkpoint or run directory")
         recipe = Path(known.ckpt_path, "config.yaml")
         if recipe.is_file():
             return [arguments[0], f"--config={recipe}", *arguments[1:]]

@@ -176,8 +176,7 @@ def _comparison(arm: Group, baseline: Group | None, alike: Sequence[Group]) -> C
 def _equal_flops(arm: Group, baseline: Group, differences: Sequence[Difference]) -> bool | None:
     if same_cost_a_step([*differences]):
         return arm.total_steps == baseline.total_steps
-    mine, other = arm.runs[0].flops, baseline.runs[0].flops
-    return None if mine is None or other is None else mine == other
+    return None if arm.flops is None or baseline.flops is None else arm.flops == baseline.flops
 
 
 def _differ_only_in_length(a: Recipe, b: Recipe) -> bool:

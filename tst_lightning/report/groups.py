@@ -46,6 +46,11 @@ class Group:
         return sound
 
     @property
+    def flops(self) -> int | None:
+        """Training FLOPs of one finished run, None where the network's are unknown."""
+        return next((run.flops for run in self.by_seeds.values()), None)
+
+    @property
     def unseeded(self) -> list[Run]:
         """Sound runs without a seed where there are several: which belongs to which of the other arm's is unknown."""
         runs = [run for run in self.runs if run.fault is None and run.seeds.seed is None]

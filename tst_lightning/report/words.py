@@ -76,7 +76,7 @@ def _cost(comparison: Comparison) -> list[str]:
     if comparison.baseline is None:
         return []
     if not comparison.differences:
-        flops = comparison.arm.runs[0].flops
+        flops = comparison.arm.flops
         each = f"{comparison.arm.total_steps} steps" + ("" if flops is None else f", {flops:.3g} FLOPs")
         return [f"Equal FLOPs: one recipe, {each} a run."]
     costs = {True: "equal FLOPs", False: "other FLOPs", None: "FLOPs that cannot be compared"}
