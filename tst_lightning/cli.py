@@ -121,8 +121,8 @@ class TSTCLI(LightningCLI):
         last = config.ckpt_path == "last"
         if last:
             config.ckpt_path = str(checkpoints[-1]) if checkpoints else None
-        if config.ckpt_path is not None and not Path(config.ckpt_path).exists():
-            raise UserError(f"--ckpt_path {config.ckpt_path}: there is no such checkpoint or run directory")
+        if config.ckpt_path is not None:
+            _must_exist(config.ckpt_path)
         config.weights_only = True  # nothing that a checkpoint may hold is ever executed
         if self.subcommand == "validate":
             trainer.logger = False  # it would add a row to the run's log
@@ -277,6 +277,11 @@ def _is_run(path: Path) -> bool:
     return (path / "checkpoints").is_dir() or (path / "config.yaml").is_file()
 
 
+def _must_exist(ckpt_path: str) -> None:
+    if not Path(ckpt_path).exists():
+        raise UserError(f"--ckpt_path {ckpt_path}: there is no such checkpoint or run directory")
+
+
 def _from_run_directory(arguments: list[str]) -> list[str]:
     """Let ``fit --ckpt_path RUN`` alone use the recipe that the run keeps."""
     given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -284,8 +289,8 @@ def _from_run_directory(arguments: list[str]) -> list[str]:
     given.add_argument("-c", "--config", action="append")
     known, _ = given.parse_known_args(arguments)
     if known.ckpt_path and not known.config:
-        if known.ckpt_path != "last" and not Path(known.ckpt_path).exists():
-            raise UserError(f"--ckpt_path {known.ckpt_path}: there is no such checkpoint or run directory")
+        if known.ckpt_path != "last":
+            _must_exist(known.ckpt_path)
         recipe = Path(known.ckpt_path, "config.yaml")
         if recipe.is_file():
             return [arguments[0], f"--config={recipe}", *arguments[1:]]

@@ -219,6 +219,11 @@ class TSTModule(LightningModule):
         size = getattr(getattr(self.network, "config", None), "vocab_size", None)
         return size if isinstance(size, int) else None
 
+    def flops_per_token(self, latent_length: int) -> int | None:
+        """Training FLOPs of a latent token, where the network's config can count them."""
+        count = getattr(getattr(self.network, "config", None), "flops_per_token", None)
+        return None if count is None else int(count(latent_length))
+
     def log_row(self, metrics: Mapping[str, float | Tensor]) -> None:
         """Write one row to every logger, at the number of optimiser steps done."""
         values = {name: float(value) if isinstance(value, Tensor) else value for name, value in metrics.items()}
@@ -228,9 +233,7 @@ class TSTModule(LightningModule):
     def run_record(self) -> dict[str, Any]:
         """What defines this run and where it is trained, in plain types; the loggers keep it (``run.json``)."""
         record = self._record(self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
-        config = getattr(self.network, "config", None)
         latent_length = record["data"].get("latent_length")
-        counted = latent_length is not None and hasattr(config, "flops_per_token")
         device = self.trainer.strategy.root_device
         seed = os.environ.get("PL_GLOBAL_SEED")  # Lightning's seed_everything leaves it there
         return {
@@ -239,8 +242,9 @@ class TSTModule(LightningModule):
             **record,
             "validation": {"limit_val_batches": self.trainer.limit_val_batches},
             "seed": None if seed is None else int(seed),
-            "parameters": getattr(config, "num_parameters", None) or sum(p.numel() for p in self.parameters()),
-            "flops_per_latent_token": config.flops_per_token(latent_length) if config and counted else None,
+            "parameters": getattr(getattr(self.network, "config", None), "num_parameters", None)
+            or sum(p.numel() for p in self.parameters()),
+            "flops_per_latent_token": None if latent_length is None else self.flops_per_token(latent_length),
             "machine": {
                 "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
                 "precision": str(self.trainer.precision),

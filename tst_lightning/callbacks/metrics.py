@@ -23,8 +23,9 @@ class StepMetrics(Callback):
     ``train/loss`` (next-token) is that step's mean over micro-batches and ranks, in nats a token; ``lr`` and
     ``grad_norm`` (before clipping) are that step's; ``tokens/data``, ``tokens/latent`` and, where the network's
     config can tell (:meth:`~tst_lightning.TransformerConfig.flops_per_token`), ``compute/flops`` count from step 0.
-    A callback that has ``step_metrics(trainer, pl_module, totals)``, called with these counts once the device is
-    done with the step, adds what it returns to the row. Nothing is synchronised with the device on other steps.
+    A callback that has ``step_metrics(trainer, pl_module, totals)``, called with these counts once the loss and the
+    norm have arrived from the device, adds what it returns to the row. Nothing is synchronised with the device on
+    other steps.
 
     Every checkpoint, whichever callback saves it, carries the place of the logs
     (:class:`~tst_lightning.loggers.ResumableLogger`), and a resume takes them back there.
@@ -85,9 +86,9 @@ class StepMetrics(Callback):
         }
         data, latent = tokens_so_far(trainer, schedule, batch)
         totals = {"tokens/data": data, "tokens/latent": latent}
-        flops_per_token = getattr(getattr(pl_module.network, "config", None), "flops_per_token", None)
+        flops_per_token = pl_module.flops_per_token(batch.shape[1])
         if flops_per_token is not None:
-            totals["compute/flops"] = flops_per_token(batch.shape[1]) * latent
+            totals["compute/flops"] = flops_per_token * latent
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "step_metrics"):
                 row |= callback.step_metrics(trainer, pl_module, totals)
