@@ -5,7 +5,7 @@ STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib
 QUICKSTART := runs/quickstart
 DEMO := runs/demo
 
-.PHONY: help install lint test quickstart demo benchmarks check-tensorboard
+.PHONY: help install lint test quickstart demo benchmarks check-tensorboard soak
 
 help:
 	@echo "make install     make the environment in $(VENV) (once; cheap to repeat)"
@@ -14,6 +14,7 @@ help:
 	@echo "make quickstart  train a TST model and its equal-FLOPs baseline on the Python standard library's text"
 	@echo "make demo        two more seeds and a longer baseline: is it more than chance, and what is it worth?"
 	@echo "make benchmarks  time the loss and the training step beside their alternatives"
+	@echo "make soak        kill a run of two processes 60 times, and hold it against one left alone (docs/soak.md)"
 	@echo "make check-tensorboard   look at the quickstart's runs in TensorBoard (needs Chromium and chromedriver)"
 
 install: $(VENV)/installed
@@ -56,6 +57,10 @@ demo: quickstart
 benchmarks: install
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/step.py
+
+# kills a run of two processes at 60 seeded moments; the log goes to docs/soak.md
+soak: install
+	$(BIN)/python -m tests.soak
 
 check-tensorboard: install
 	$(BIN)/python -m tests.tensorboard_page $(QUICKSTART)

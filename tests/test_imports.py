@@ -12,10 +12,12 @@ PACKAGE = Path(__file__).parents[1] / "tst_lightning"
 # each file may import only from those before it
 ORDER = [
     "errors",
+    "signals",
     "text",
     "bags",
     "losses",
     "phases",
+    "batches",
     "config",
     "hardware",
     "optim",
@@ -25,24 +27,70 @@ ORDER = [
     "generation.decoding",
     "checkpoints",
     "data",
+    "data.stores",
+    "data.permutation",
+    "data.mixture",
     "data.order",
+    "data.distribute",
+    "data.read_ahead",
     "data.windows",
     "data.corpus",
+    "data.publish",
+    "data.pieces",
+    "data.formats",
+    "data.formats.blocks",
+    "data.formats.plain",
+    "data.formats.jsonl",
+    "data.formats.columns",
+    "data.formats.parquet",
+    "data.formats.hub",
     "data.documents",
+    "data.verify",
+    "data.jobs",
+    "data.pool",
+    "data.parts",
+    "data.foreign",
+    "data.foreign.stream",
+    "data.foreign.nanogpt",
+    "data.foreign.llmc",
+    "data.foreign.megatron",
+    "data.foreign.litdata_tokens",
+    "data.foreign.plan",
+    "data.foreign.cut",
+    "data.foreign.documents",
+    "data.foreign.text_bytes",
     "data.tokenise",
+    "data.shuffle",
+    "data.split_writer",
+    "data.assemble",
+    "data.single",
+    "data.shards",
     "data.prepare_job",
+    "data.merge_job",
     "data.supervise",
+    "data.workplace",
+    "data.options",
     "data.prepare",
+    "data.merge",
+    "data.import_job",
+    "data.import_tokens",
+    "data.inspect",
+    "data.sources",
     "data.datamodule",
     "loggers",
     "callbacks",
+    "callbacks.ranks",
     "callbacks.steps",
     "callbacks.switch",
     "callbacks.metrics",
     "callbacks.checkpoint",
+    "callbacks.stop",
     "callbacks.progress",
     "callbacks.throughput",
     "callbacks.samples",
+    "non_finite",
+    "resume",
+    "trainer_checks",
     "module",
     "report",
     "report.recipe",
@@ -112,6 +160,7 @@ def loaded_by(code, *arguments):
         "except SystemExit as stop:\n"
         "    assert not stop.code, stop.code\n"
         "names = ('torch', 'lightning', 'litdata', 'tokenizers', 'numpy', 'torchmetrics', 'matplotlib')\n"
+        "names += ('pyarrow', 'zstandard', 'datasets', 'obstore')\n"
         "print('LOADED', *[n for n in names if n in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
@@ -121,7 +170,15 @@ def loaded_by(code, *arguments):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["prepare", "--help"], ["report", "--help"], ["generate", "--help"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["prepare", "--help"],
+        ["import", "--help"],
+        ["inspect", "--help"],
+        ["report", "--help"],
+        ["generate", "--help"],
+    ],
     ids=" ".join,
 )
 def test_light_commands_load_nothing_heavy(arguments):
@@ -134,7 +191,19 @@ def test_report_on_a_run_loads_nothing_heavy(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["errors", "text", "phases", "config", "hardware", "data.order", "data.corpus", "generation.command"]
+    "name",
+    [
+        "errors",
+        "text",
+        "phases",
+        "batches",
+        "config",
+        "hardware",
+        "data.distribute",
+        "data.corpus",
+        "data.documents",
+        "generation.command",
+    ],
 )
 def test_torch_free_rooms(name):
     assert loaded_by(f"import tst_lightning.{name}") == []

@@ -12,17 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tst_lightning.data.order import (
-    DataOrder,
-    HeldOutWindow,
-    Permutation,
-    Window,
-    _splitmix64,
-    batch_faults,
-    held_out,
-    order_faults,
-    shard,
-)
+from tst_lightning.batches import Batches
+from tst_lightning.data.distribute import HeldOutWindow, batch_faults, held_out, shard
+from tst_lightning.data.order import DataOrder, Window, order_faults
+from tst_lightning.data.permutation import Permutation, splitmix64
 from tst_lightning.errors import UserError
 from tst_lightning.phases import PhaseSchedule, Stage
 
@@ -33,6 +26,10 @@ STAGES = {
     "s=16": [Stage(16, ratio=0.2)],
     "12-4-1": [Stage(12, ratio=0.1), Stage(4, ratio=0.2)],
 }
+
+
+def one_corpus(schedule, tokens, latent_length, global_batch_size, **options):
+    return DataOrder(schedule, (tokens,), latent_length, Batches.constant(global_batch_size), **options)
 
 
 def schedule(steps, *stages):
@@ -56,7 +53,7 @@ def slow_reference(order):
     A group lists its (row, column) in the order of rows, then columns. A step with bag size s takes the first
     of them, and the s - 1 rows below it in the same column.
     """
-    places = order.global_batch_size
+    places = order.batches.size(0)
     unread: list[tuple[int, int]] = []
     group = 0
     for step in range(order.schedule.total_steps):
@@ -74,7 +71,7 @@ def slow_reference(order):
         for r in rows:
             unread.remove((r, column))
         slots = range(column * places, (column + 1) * places)
-        yield [[order.unit(slot) * order.unit_windows + r for r in rows] for slot in slots]
+        yield [[order.unit(slot)[1] * order.unit_windows + r for r in rows] for slot in slots]
 
 
 @st.composite
@@ -88,7 +85,7 @@ def orders(draw):
     latent_length = draw(st.integers(1, 5))
     units = draw(st.integers(1, 40))
     tail = draw(st.integers(0, unit_windows * latent_length - 1))
-    return DataOrder(
+    return one_corpus(
         schedule(sum(n for _, n in stages) + recovery, *stages),
         tokens=units * unit_windows * latent_length + tail,
         latent_length=latent_length,
@@ -154,13 +151,13 @@ def test_epochs_and_seeds_differ():
 
 def test_the_order_stays_the_same_for_ever():
     # SplitMix64's published outputs for the seed 1234567
-    assert [_splitmix64(1234567, i) for i in range(3)] == [
+    assert [splitmix64(1234567, i) for i in range(3)] == [
         6457827717110365317,
         3203168211198807973,
         9817491932198370423,
     ]
     assert list(map(Permutation(10, 0, 0), range(10))) == [9, 5, 8, 7, 6, 4, 2, 1, 0, 3]
-    order = DataOrder(schedule(100, (6, 10)), 10_000, 4, 3, seed=42)
+    order = one_corpus(schedule(100, (6, 10)), 10_000, 4, 3, seed=42)
     starts = [[window.start for window in order.batch(step)] for step in (0, 9, 10, 99)]
     assert starts == [[6144, 4224, 2112], [5568, 9600, 5376], [3456, 9216, 3264], [612, 3108, 7716]]
 
@@ -186,14 +183,14 @@ def test_nothing_is_skipped_or_read_twice(order):
     group = 0
     for step in range(order.schedule.total_steps):
         batch = plain_windows(order, step)
-        assert len(batch) == order.global_batch_size
+        assert len(batch) == order.batches.size(step)
         read.update(window for windows in batch for window in windows)
         after = order.schedule.position(step + 1)
         if after % per_group == 0:  # the end of a group: exactly its units were read, each once per slot
-            first = group * order.group_batches * order.global_batch_size
-            slots = range(first, first + order.group_batches * order.global_batch_size)
+            first = group * order.group_batches * order.batches.size(0)
+            slots = range(first, first + order.group_batches * order.batches.size(0))
             rows = range(order.unit_windows)
-            assert read == Counter(order.unit(slot) * order.unit_windows + row for slot in slots for row in rows)
+            assert read == Counter(order.unit(slot)[1] * order.unit_windows + row for slot in slots for row in rows)
             read.clear()
             group += 1
 
@@ -201,8 +198,8 @@ def test_nothing_is_skipped_or_read_twice(order):
 @settings(max_examples=100, deadline=None)
 @given(orders(), st.integers(0, 3))
 def test_every_epoch_holds_every_unit_once(order, epoch):
-    units = [order.unit(slot) for slot in range(epoch * order.units, (epoch + 1) * order.units)]
-    assert sorted(units) == list(range(order.tokens // (order.unit_windows * order.latent_length)))
+    units = [order.unit(slot)[1] for slot in range(epoch * order.units(0), (epoch + 1) * order.units(0))]
+    assert sorted(units) == list(range(order.tokens[0] // (order.unit_windows * order.latent_length)))
 
 
 @pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES)
@@ -213,7 +210,7 @@ def test_whole_epochs_read_every_window_but_the_tail_equally_often(stages):
     while PhaseSchedule.from_stages(stages, steps).position(steps) < plain:
         steps += 1
     phases = PhaseSchedule.from_stages(stages, steps)
-    order = DataOrder(phases, units * 48 * 5 + 239, 5, batch, seed=1, group_batches=4)
+    order = one_corpus(phases, units * 48 * 5 + 239, 5, batch, seed=1, group_batches=4)
     read: Counter[int] = Counter()
     for step in range(steps):
         if order.schedule.position(step) == plain:
@@ -226,7 +223,7 @@ def test_whole_epochs_read_every_window_but_the_tail_equally_often(stages):
 def test_tst_and_the_baseline_read_the_same_units_in_the_same_order(name):
     def groups(stages, steps):
         """Per group, what each unit slot's place was given, in the order of reading."""
-        order = DataOrder(PhaseSchedule.from_stages(stages, steps), 48 * 5 * 400, 5, 4, seed=9)
+        order = one_corpus(PhaseSchedule.from_stages(stages, steps), 48 * 5 * 400, 5, 4, seed=9)
         first_seen: dict[tuple[int, int, int], None] = {}
         for step in range(steps):
             for place, windows in enumerate(plain_windows(order, step)):
@@ -242,11 +239,11 @@ def test_tst_and_the_baseline_read_the_same_units_in_the_same_order(name):
 
 
 def test_consecutive_plain_windows_are_one_superposition_window():
-    plain = DataOrder(schedule(96), 48 * 8 * 10, 8, 2, seed=0, group_batches=1)
-    bagged = DataOrder(schedule(17, (6, 16)), 48 * 8 * 10, 8, 2, seed=0, group_batches=1)
+    plain = one_corpus(schedule(96), 48 * 8 * 10, 8, 2, seed=0, group_batches=1)
+    bagged = one_corpus(schedule(17, (6, 16)), 48 * 8 * 10, 8, 2, seed=0, group_batches=1)
     for step in range(16):
         for place in range(2):
-            start, bag_size = bagged.batch(step)[place]
+            start, bag_size, _ = bagged.batch(step)[place]
             starts = [plain.batch(6 * step + i)[place].start for i in range(6)]
             assert bag_size == 6
             assert starts == list(range(start, start + 6 * 8, 8))
@@ -254,8 +251,8 @@ def test_consecutive_plain_windows_are_one_superposition_window():
 
 def test_pieces_are_read_row_by_row_and_the_rest_after_a_switch():
     # one unit a column, so the numbers can be read off: unit_windows=4, two columns, a switch after one step
-    order = DataOrder(schedule(7, (2, 1)), 4 * 100, 1, 1, seed=3, unit_windows=4, group_batches=2)
-    left, right = (order.unit(slot) * 4 for slot in range(2))
+    order = one_corpus(schedule(7, (2, 1)), 4 * 100, 1, 1, seed=3, unit_windows=4, group_batches=2)
+    left, right = (order.unit(slot)[1] * 4 for slot in range(2))
     assert [batch[0] for batch in map(order.batch, range(7))] == [
         Window(left, 2),
         *(Window(start, 1) for start in (right, right + 1, left + 2, right + 2, left + 3, right + 3)),
@@ -263,28 +260,28 @@ def test_pieces_are_read_row_by_row_and_the_rest_after_a_switch():
 
 
 def test_consecutive_steps_read_different_units():
-    order = DataOrder(schedule(16 * 48, (4, 16 * 12)), 48 * 8 * 10_000, 8, 2, seed=0)
+    order = one_corpus(schedule(16 * 48, (4, 16 * 12)), 48 * 8 * 10_000, 8, 2, seed=0)
     for step in range(15):
         units = {windows[0] // 48 for s in (step, step + 1) for windows in plain_windows(order, s)}
         assert len(units) == 4
 
 
 def test_extending_a_run_changes_nothing_before_its_end():
-    short = DataOrder(schedule(50, (6, 20)), 48 * 8 * 30, 8, 3, seed=0)
-    long = DataOrder(schedule(5000, (6, 20)), 48 * 8 * 30, 8, 3, seed=0)
+    short = one_corpus(schedule(50, (6, 20)), 48 * 8 * 30, 8, 3, seed=0)
+    long = one_corpus(schedule(5000, (6, 20)), 48 * 8 * 30, 8, 3, seed=0)
     assert [short.batch(step) for step in range(50)] == [long.batch(step) for step in range(50)]
 
 
 def test_epochs_and_seeds_read_different_orders():
-    order = DataOrder(schedule(9), 48 * 8 * 30, 8, 3, seed=0)
+    order = one_corpus(schedule(9), 48 * 8 * 30, 8, 3, seed=0)
     epochs = {tuple(map(order.unit, range(30 * epoch, 30 * (epoch + 1)))) for epoch in range(5)}
     assert len(epochs) == 5
     seeds = (-1, 0, 1, 2**32, 2**40)
-    assert len({tuple(DataOrder(schedule(9), 48 * 8 * 30, 8, 3, seed=seed).batch(0)) for seed in seeds}) == 5
+    assert len({tuple(one_corpus(schedule(9), 48 * 8 * 30, 8, 3, seed=seed).batch(0)) for seed in seeds}) == 5
 
 
 def test_epochs_are_the_share_of_the_units_that_was_read():
-    order = DataOrder(schedule(100, (6, 10)), 48 * 8 * 20 + 99, 8, 4, seed=0)
+    order = one_corpus(schedule(100, (6, 10)), 48 * 8 * 20 + 99, 8, 4, seed=0)
     assert [order.epochs(step) for step in (0, 10, 100)] == [
         0,
         float(Fraction(60 * 4, 20 * 48)),
@@ -293,7 +290,7 @@ def test_epochs_are_the_share_of_the_units_that_was_read():
 
 
 def test_steps_outside_the_run_and_odd_copies():
-    order = DataOrder(schedule(10), 48 * 8, 8, 4, seed=0)
+    order = one_corpus(schedule(10), 48 * 8, 8, 4, seed=0)
     with pytest.raises(IndexError, match=r"outside the run's \[0, 10\)"):
         order.batch(10)
     copy = pickle.loads(pickle.dumps(order))
@@ -341,26 +338,25 @@ def test_faults_are_found_exactly_when_there_are_any(bag_sizes, unit_windows):
 
 def test_a_corpus_shorter_than_a_unit_is_refused_with_the_ways_out():
     with pytest.raises(UserError) as caught:
-        DataOrder(schedule(10, (6, 5)), tokens=1000, latent_length=64, global_batch_size=2, seed=0)
+        one_corpus(schedule(10, (6, 5)), tokens=1000, latent_length=64, global_batch_size=2, seed=0)
     assert caught.value.faults == (
         "the corpus has 1000 tokens, but a unit takes 3072 (data.unit_windows=48 times data.latent_length=64)"
         ": set data.unit_windows to 12 or a smaller multiple of 6, set data.latent_length to at most 20 or "
         "prepare more text",
     )
     for ways in ({"unit_windows": 12, "latent_length": 64}, {"unit_windows": 48, "latent_length": 20}):
-        assert DataOrder(schedule(10, (6, 5)), tokens=1000, global_batch_size=2, seed=0, **ways).units == 1
+        assert one_corpus(schedule(10, (6, 5)), tokens=1000, global_batch_size=2, seed=0, **ways).units(0) == 1
 
 
 def test_all_faults_come_at_once():
     with pytest.raises(UserError) as caught:
-        DataOrder(schedule(10, (5, 5)), tokens=10, latent_length=64, global_batch_size=0, seed=0)
+        one_corpus(schedule(10, (5, 5)), tokens=10, latent_length=64, global_batch_size=1, seed=0)
     assert [fault.split(":")[0] for fault in caught.value.faults] == [
         "bag size 5 does not divide data.unit_windows=48",
-        "data.global_batch_size=0 must be at least 1",
         "the corpus has 10 tokens, but a unit takes 3072 (data.unit_windows=48 times data.latent_length=64)",
     ]
     with pytest.raises(UserError) as caught:
-        DataOrder(schedule(10), tokens=10, latent_length=0, global_batch_size=1, seed=0, unit_windows=0)
+        one_corpus(schedule(10), tokens=10, latent_length=0, global_batch_size=1, seed=0, unit_windows=0)
     assert caught.value.faults == (
         "data.unit_windows=0 must be at least 1 (the default is 48)",
         "data.latent_length=0 must be at least 1",

@@ -53,8 +53,8 @@ def write_run(folder, losses, *, bag_size=1, switch=0, steps=None, seed=1, done=
         "network": {"hidden_size": 64, "vocab_size": 2048},
         "optimisation": {"weighting": "uniform", "warmup_steps": 20, "optimizer.lr": 1.5e-3},
         "data": {
-            "seed": seed, "tokens": 9_000_000, "latent_length": 64, "global_batch_size": 8,
-            "held_out_tokens": 80_000, "tokenizer_sha256": "ab" * 32,
+            "seed": seed, "tokens": [9_000_000], "weights": ["1"], "latent_length": 64, "global_batch_size": 8,
+            "held_out_sha256": ["cd" * 32], "tokenizer_sha256": "ab" * 32,
         },
         "validation": {"limit_val_batches": 1.0},
         "seed": seed,
@@ -438,7 +438,7 @@ def test_a_run_without_a_record_is_shown_and_compared_with_nothing(run, tmp_path
     ("setting", "value", "words"),
     [
         ("data__tokenizer_sha256", "cd" * 32, "data.tokenizer_sha256 cdcdcdcdcdcd... against abababababab..."),
-        ("data__held_out_tokens", 70_000, "data.held_out_tokens 70000 against 80000"),
+        ("data__weights", ["1/2", "1/2"], 'data.weights ["1/2", "1/2"] against ["1"]'),
         ("data__latent_length", 128, "data.latent_length 128 against 64"),
         ("data__tokenizer_sha256", None, "data.tokenizer_sha256 is not recorded"),
     ],
@@ -455,10 +455,10 @@ def test_other_nats_are_never_compared(setting, value, words, named, tmp_path):
 
 
 def test_losses_of_unknown_text_are_not_compared_either(tmp_path):
-    write_run(tmp_path / "base", curve(4.0), data__held_out_tokens=None)
-    write_run(tmp_path / "tst", curve(3.9), bag_size=4, switch=20, data__held_out_tokens=None)
+    write_run(tmp_path / "base", curve(4.0), data__held_out_sha256=None)
+    write_run(tmp_path / "tst", curve(3.9), bag_size=4, switch=20, data__held_out_sha256=None)
     report = make_report([str(tmp_path)])
-    assert report.comparisons == () and "(data.held_out_tokens is not recorded)" in report.notes[0]
+    assert report.comparisons == () and "(data.held_out_sha256 is not recorded)" in report.notes[0]
 
 
 DIFFERENT = {

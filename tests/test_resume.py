@@ -148,7 +148,7 @@ def test_what_is_refused(recipe, uninterrupted, tmp_path):
         ("--model.weighting=first", "optimisation.weighting was uniform"),
         ("--trainer.gradient_clip_val=2", "optimisation.gradient_clip_val was 1.0"),
         ("--model.network.init_args.config.hidden_size=32", "network.hidden_size was 16"),
-        ("--data.global_batch_size=8", "data.global_batch_size was 4"),
+        ("--data.latent_length=16", "data.latent_length was 32"),
     ):
         assert difference in refused("--ckpt_path=last", change)
 

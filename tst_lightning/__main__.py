@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tst_lightning import __version__
 from tst_lightning.errors import UserError
+from tst_lightning.signals import SignalWatch
 
 TRAINER_COMMANDS = {
     "fit": "train, or go on with a run (--config RECIPE; fit --help lists every option)",
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit status: 0, 1 for a failure, 2 for something that the user can mend, 130 after Ctrl-C.
+        The exit status: 0, 1 for a failure, 2 for something that the user can mend, 128 + signal after a signal.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     for name in ("stdout", "stderr"):
@@ -28,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the end)
     try:
         if arguments and arguments[0] in TRAINER_COMMANDS:
-            from tst_lightning.cli import run_trainer
+            with SignalWatch() as signals:
+                from tst_lightning.cli import run_trainer
 
-            return run_trainer(arguments)
+                return run_trainer(arguments, signals)
         return _light(arguments)
     except UserError as error:
         for fault in error.faults:
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _light(arguments: list[str]) -> int:
-    from tst_lightning.data import prepare
+    from tst_lightning.data import import_tokens, inspect, merge, prepare
     from tst_lightning.generation import command as generate
     from tst_lightning.report import command as report
 
@@ -58,7 +60,14 @@ def _light(arguments: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"tst-lightning {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in {"prepare": prepare, "report": report, "generate": generate}.items():
+    for name, module in {
+        "prepare": prepare,
+        "merge": merge,
+        "import": import_tokens,
+        "inspect": inspect,
+        "report": report,
+        "generate": generate,
+    }.items():
         summary = (module.__doc__ or "").split("\n")[0]
         command = commands.add_parser(name, help=summary[:1].lower() + summary[1:].rstrip("."), description=summary)
         module.add_arguments(command)

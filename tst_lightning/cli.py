@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import fcntl
 import logging
+import os
 import signal
 import sys
 import warnings
 from contextlib import suppress
+from functools import partial
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,22 +19,37 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from tst_lightning.callbacks.checkpoint import StepCheckpoint, checkpoint_folder_faults
 from tst_lightning.callbacks.progress import RunSummary, StepProgress
 from tst_lightning.callbacks.samples import Samples
+from tst_lightning.callbacks.stop import GracefulStop, Stopped
 from tst_lightning.callbacks.throughput import Throughput
-from tst_lightning.checkpoints import RECORD, list_checkpoints, read_checkpoint
+from tst_lightning.checkpoints import (
+    RECORD,
+    VALIDATION_DUE,
+    checkpoint_fault,
+    list_checkpoints,
+    newest_whole,
+    read_checkpoint,
+    set_aside,
+)
 from tst_lightning.data.datamodule import TSTDataModule
 from tst_lightning.errors import UserError
 from tst_lightning.loggers import MetricsCSV, TensorBoard, is_rank_zero
 from tst_lightning.module import ADAMW, TSTModule
-from tst_lightning.phases import Phases
+from tst_lightning.non_finite import NonFiniteError
+from tst_lightning.phases import Phases, PhaseSchedule
+from tst_lightning.signals import LAUNCHER, SignalWatch
 
 
-def run_trainer(arguments: list[str]) -> int:
+def run_trainer(arguments: list[str], signals: SignalWatch) -> int:
     """Run ``fit`` or ``validate``.
+
+    Args:
+        arguments: of the command line, the command's name first.
+        signals: already at work.
 
     Returns:
         The exit status.
@@ -43,7 +60,7 @@ def run_trainer(arguments: list[str]) -> int:
     _quiet()
     watch = _Watch()
     try:
-        TSTCLI(_from_run_directory(arguments), watch)
+        TSTCLI(_from_run_directory(arguments), signals, watch)
     except MisconfigurationException as error:
         raise UserError(str(error)) from error
     except ValueError as error:
@@ -52,18 +69,23 @@ def run_trainer(arguments: list[str]) -> int:
         raise UserError(str(error)) from error  # Lightning's own word on an option, before anything was done
     except _NothingToDo as done:
         sys.stdout.write(f"{done}\n")
-    except SystemExit:
-        if watch.signal is not None:  # Lightning exits with 1 after Ctrl-C and with 0 after SIGTERM
-            return 128 + watch.signal
-        raise
+    except Stopped as stop:
+        return int(stop.code or 0)
+    except NonFiniteError as error:
+        if is_rank_zero():
+            sys.stderr.write(f"error: {error}\n")
+        return 1
     return 0
 
 
 class TSTCLI(LightningCLI):
     """LightningCLI with ``phases`` linked into the model, where the data find them, and runs that go on in place."""
 
-    def __init__(self, args: list[str], *callbacks: Callback) -> None:
+    def __init__(self, args: list[str], signals: SignalWatch, *callbacks: Callback) -> None:
+        self._signals = signals
         self._callbacks = callbacks
+        self._newest_whole: str | None = None
+        self._damaged: dict[Path, str] = {}  # later ones, and what is wrong with them
         self._start_afresh = False
         super().__init__(
             TSTModule,
@@ -99,6 +121,12 @@ class TSTCLI(LightningCLI):
         # jsonargparse 4.53 cannot read a tuple out of the default in the signature
         parser.set_defaults({"model.optimizer": {"class_path": "torch.optim.AdamW", "init_args": ADAMW}})
         parser.link_arguments("phases", "model.phases")
+        parser.add_argument(
+            "--extend",
+            type=int | None,
+            metavar="STEPS",
+            help="fit: lengthen the run to STEPS steps in all; the phases' boundaries stay, the decay moves to the end",
+        )
         parser.add_lightning_class_args(StepCheckpoint, "checkpoint")
         parser.add_lightning_class_args(Samples, "samples")
 
@@ -120,19 +148,32 @@ class TSTCLI(LightningCLI):
         checkpoints = list_checkpoints(folder)
         last = config.ckpt_path == "last"
         if last:
-            config.ckpt_path = str(checkpoints[-1]) if checkpoints else None
+            whole, self._damaged = newest_whole(checkpoints)
+            if checkpoints and whole is None:
+                raise UserError(
+                    [*self._damaged.values(), f"no checkpoint in {folder} is whole: move them away to start at step 0"]
+                )
+            config.ckpt_path = self._newest_whole = None if whole is None else str(whole)
         if config.ckpt_path is not None:
             _must_exist(config.ckpt_path)
         config.weights_only = True  # nothing that a checkpoint may hold is ever executed
         if self.subcommand == "validate":
             trainer.logger = False  # it would add a row to the run's log
+            if is_rank_zero():
+                sys.stdout.writelines(f"{fault}\n" for fault in self._damaged.values())
+            config.verbose = False  # the progress says it in a line
             if config.ckpt_path is None:
                 hint = "take the newest one by --ckpt_path last" if checkpoints else "name one by --ckpt_path"
                 raise UserError(f"no checkpoint was chosen ({len(checkpoints)} in {folder}): {hint}")
             return
-        if not is_rank_zero():
-            return
-        if faults := checkpoint_folder_faults(folder, config.ckpt_path):
+        if is_rank_zero():
+            self._check_run(run, folder, checkpoints, last)
+        _lengthen(config)
+
+    def _check_run(self, run: Path, folder: Path, checkpoints: list[Path], last: bool) -> None:
+        """Refuse to start where another run is, or to go on where a later part of this one would be lost."""
+        config = self.config[self.subcommand]
+        if faults := checkpoint_folder_faults(folder, config.ckpt_path, self._damaged):
             raise UserError(faults)
         here = [path.resolve() for path in checkpoints]
         goes_on = last or (config.ckpt_path is not None and Path(config.ckpt_path).resolve() in here)
@@ -152,27 +193,43 @@ class TSTCLI(LightningCLI):
             trainer.logger = [MetricsCSV(trainer.default_root_dir), TensorBoard(trainer.default_root_dir)]
         given = trainer.callbacks or []
         trainer.callbacks = [*given] if isinstance(given, list) else [given]
-        wanted = {RunSummary: RunSummary, Throughput: Throughput}
+        wanted = {RunSummary: RunSummary, Throughput: Throughput, GracefulStop: GracefulStop}
         if trainer.enable_progress_bar in (None, True):
             wanted[StepProgress] = ProgressBar
         for ours, kind in wanted.items():  # unless the recipe brings its own
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):
                 trainer.callbacks.append(ours())
+        for callback in trainer.callbacks:
+            if isinstance(callback, GracefulStop):
+                callback.watch = self._signals
         trainer.callbacks += self._callbacks  # behind the bar, which must be closed before they speak
         try:
-            return super().instantiate_trainer(**kwargs)
+            made = super().instantiate_trainer(**kwargs)
         except TypeError as error:  # Lightning's word for some values of an option
             raise UserError(str(error)) from error
+        launcher = made.strategy.launcher
+        if isinstance(launcher, _SubprocessScriptLauncher):
+            if not launcher.cluster_environment.creates_processes_externally:
+                os.environ[LAUNCHER] = str(os.getpid())
+            self._signals.before_exit.append(partial(launcher.kill, signal.SIGKILL))
+        return made
 
     def before_fit(self) -> None:
         """Every fault before anything is written."""
         path = self.config_init[self.subcommand].ckpt_path
-        checkpoint = None if path is None else read_checkpoint(path)
+        checkpoint = None if path is None else self._read(path)
         self.model.check(self.trainer, self.datamodule, checkpoint)
-        if checkpoint is not None and checkpoint[RECORD]["step"] == self.model.schedule.total_steps:
+        complete = checkpoint is not None and checkpoint[RECORD]["step"] == self.model.schedule.total_steps
+        if complete and not (checkpoint or {}).get(VALIDATION_DUE):
             raise _NothingToDo(f"{path} is the end of this run: there is nothing left to train")
         if is_rank_zero():
             self._claim(Path(self.trainer.default_root_dir))
+
+    def _read(self, path: str) -> dict[str, Any]:
+        """The chosen checkpoint, held against its checksums unless it was when it was chosen."""
+        if path != self._newest_whole and (fault := checkpoint_fault(Path(path))):
+            raise UserError(fault)
+        return read_checkpoint(path)
 
     def _claim(self, run: Path) -> None:
         """Make the run's directories, keep other processes out of them, and clear what a failed start has logged."""
@@ -191,6 +248,8 @@ class TSTCLI(LightningCLI):
                 with suppress(OSError):
                     path.rmdir()
             raise UserError(f"the run's directory cannot be written ({error}): choose another one") from error
+        for path, fault in self._damaged.items():
+            sys.stdout.write(f"{fault}\n{path} is now {set_aside(path).name}: an earlier checkpoint is gone on from\n")
         if self._start_afresh:  # a try that reached no checkpoint
             logs = [path for path in (run / "metrics.csv", *run.glob("events.out.tfevents.*")) if path.exists()]
             if logs:
@@ -210,7 +269,7 @@ class TSTCLI(LightningCLI):
         """Every fault before the checkpoint is loaded."""
         faults = self.datamodule.faults(self.trainer, schedule=None, vocab_size=self.model.vocab_size)
         faults = faults or self.model.validation_faults(
-            read_checkpoint(self.config_init[self.subcommand].ckpt_path), self.datamodule
+            self._read(self.config_init[self.subcommand].ckpt_path), self.datamodule
         )
         if faults:
             raise UserError(faults)
@@ -242,35 +301,41 @@ class KeepConfig(SaveConfigCallback):
 
 
 class _Watch(Callback):
-    """Knows whether the work has begun and which signal ended it, and says how to go on."""
+    """Knows whether the work has begun."""
 
     def __init__(self) -> None:
         self.started = False
-        self.signal: signal.Signals | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Called by Lightning as the work begins."""
         self.started = True
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Called by Lightning before it exits."""
-        if isinstance(exception, KeyboardInterrupt):
-            self.signal = signal.SIGINT
-        elif isinstance(exception, SIGTERMException):
-            self.signal = signal.SIGTERM
-        if self.signal is not None and trainer.state.fn == "fit" and trainer.is_global_zero:
-            savers = [saver for saver in trainer.checkpoint_callbacks if isinstance(saver, StepCheckpoint)]
-            saved = [path for saver in savers for path in list_checkpoints(saver.folder(trainer))]
-            place = saved[-1].name if saved else "step 0, as no checkpoint was due yet (checkpoint.every_n_steps)"
-            sys.stdout.write(
-                f"interrupted at step {trainer.global_step}: the same command with --ckpt_path last goes on from "
-                f"{place}\n"
-            )
-            sys.stdout.flush()
-
 
 class _NothingToDo(Exception):
     """The run is complete."""
+
+
+def _lengthen(config: Any) -> None:
+    """Give a run that is to be lengthened, or was before, its steps; the recipe keeps saying the old ones."""
+    trainer, phases = config.trainer, config.phases
+    steps, recipe_steps = config.extend, trainer.max_steps - phases.extension
+    if recipe_steps < 1:  # refused later
+        return
+    so_far = trainer.max_steps
+    if config.ckpt_path is not None and not phases.extension:
+        saved = PhaseSchedule.from_dict(read_checkpoint(config.ckpt_path)[RECORD]["schedule"])
+        so_far = max(so_far, saved.total_steps)
+    if steps is None and so_far > recipe_steps and not phases.extension:
+        with suppress(UserError):  # which is told later
+            if Phases(**vars(phases)).schedule(recipe_steps).lengthened(so_far) == saved:
+                steps = so_far
+    if steps is None:
+        return
+    if steps < so_far:
+        raise UserError(f"--extend {steps}: the run has {so_far} steps already: give a larger number, of steps in all")
+    trainer.max_steps = steps
+    for place in (phases, config.model.phases):
+        place.extension = steps - recipe_steps
 
 
 def _is_run(path: Path) -> bool:

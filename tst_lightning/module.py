@@ -23,8 +23,11 @@ from tst_lightning.callbacks.switch import PhaseSwitch
 from tst_lightning.checkpoints import RECORD
 from tst_lightning.errors import UserError
 from tst_lightning.losses import Weighting, bag_weights
+from tst_lightning.non_finite import check_finite
 from tst_lightning.optim import decay_groups, schedule_faults, warmup_stable_decay
 from tst_lightning.phases import Phases, PhaseSchedule
+from tst_lightning.resume import begin_at_step, differences
+from tst_lightning.trainer_checks import trainer_faults
 
 ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the default optimiser
 
@@ -87,25 +90,43 @@ class TSTModule(LightningModule):
         """Keep this rank's mean loss over the micro-batches of the step in ``step_loss``, on the device."""
         micro_batches = self.trainer.accumulate_grad_batches if self._trainer is not None else 1
         share = loss / micro_batches
-        self.step_loss = share if batch_idx % micro_batches == 0 else self.step_loss + share
+        if batch_idx % micro_batches == 0:
+            self.step_loss, self._losses = share, [loss]
+        else:
+            self.step_loss = self.step_loss + share
+            self._losses.append(loss)
 
     def on_validation_epoch_start(self) -> None:
-        """Begin a mean in fp64; a fresh one, because a precision plugin may have cast what the module holds."""
-        # nan stays nan: by default it is left out, and "disable" forgets the weights (torchmetrics 1.9)
-        self.val_loss = MeanMetric(nan_strategy=math.nan).set_dtype(torch.float64).to(self.device)
+        """Begin anew."""
+        self.val_losses: dict[int, MeanMetric] = {}  # by data loader: one for each source of a mixture
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Plain next-token loss whatever the phase: tokens ``(B, L)``, and which of the B windows count."""
         tokens_BL, counts_B = batch
         bags_BLS = fold(tokens_BL, 1).long()
         targets_BLS = next_bag_targets(bags_BLS).masked_fill(~counts_B[:, None, None], IGNORE_INDEX)
         loss = self.network(bags_BLS, targets_BLS)
-        self.val_loss.update(loss.double(), weight=(targets_BLS != IGNORE_INDEX).sum())
+        if dataloader_idx not in self.val_losses:
+            # nan stays nan: by default it is left out, and "disable" forgets the weights (torchmetrics 1.9)
+            metric = MeanMetric(nan_strategy=math.nan)
+            metric.set_dtype(torch.float64).to(self.device)  # both in place
+            self.val_losses[dataloader_idx] = metric
+        self.val_losses[dataloader_idx].update(loss.double(), weight=(targets_BLS != IGNORE_INDEX).sum())
 
     def on_validation_epoch_end(self) -> None:
-        """``val/loss`` in nats a token over all held-out windows of all ranks, and its exponential."""
-        loss = self.val_loss.compute()
+        """``val/loss`` in nats a token over all held-out windows of all ranks, and its exponential.
+
+        In a mixture each source has its own, ``val/loss/NAME``, and ``val/loss`` is their mean by the sources' weights.
+        """
+        losses = [metric.compute() for _, metric in sorted(self.val_losses.items())]
+        sources = getattr(self.trainer.datamodule, "sources", ())  # type: ignore[attr-defined]
+        known = len(sources) == len(losses)
+        weights = torch.tensor([source.weight for source in sources] if known else [1.0] * len(losses)).to(losses[0])
+        loss = torch.stack(losses) @ (weights / weights.sum()) if len(losses) > 1 else losses[0]
         metrics = {"val/loss": loss, "val/perplexity": loss.exp()}
+        if len(losses) > 1:
+            names = self.trainer.datamodule.source_names if known else range(len(losses))  # type: ignore[attr-defined]
+            metrics |= {f"val/loss/{name}": value for name, value in zip(names, losses, strict=True)}
         fitting = self.trainer.state.fn == "fit"
         # for callbacks that monitor, and what trainer.validate returns; in a fit our own row has the right step
         self.log_dict(metrics, logger=not fitting, sync_dist=True)
@@ -139,7 +160,11 @@ class TSTModule(LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip, and keep the global norm before clipping and the rate of this step for the log."""
+        """Clip, and keep the global norm before clipping and the rate of this step for the log.
+
+        Raises:
+            NonFiniteError: if the step's loss or gradients are not finite, before the optimiser steps.
+        """
         self.step_lr = optimizer.param_groups[0]["lr"]
         if gradient_clip_val and self._unscales_itself(optimizer):
             raise UserError(
@@ -153,6 +178,7 @@ class TSTModule(LightningModule):
         self.step_grad_norm = (
             clip(max_norm) if callable(clip) else nn.utils.clip_grad_norm_(self.parameters(), max_norm)
         )
+        check_finite(self, self.step_grad_norm, self._losses)
         if gradient_clip_val and not by_norm:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
@@ -183,7 +209,7 @@ class TSTModule(LightningModule):
         Raises:
             UserError: with all faults at once.
         """
-        faults = _trainer_faults(trainer)
+        faults = trainer_faults(trainer)
         schedule = None
         try:
             schedule = self.schedule = self.phases.schedule(trainer.max_steps)
@@ -253,15 +279,27 @@ class TSTModule(LightningModule):
             },
         }
 
+    def on_train_start(self) -> None:
+        """The rate is a function of the step, not of what a checkpoint says: it differs where the run was extended."""
+        for config in self.trainer.lr_scheduler_configs:
+            scheduler = config.scheduler
+            if not isinstance(scheduler, LambdaLR):  # a subclass's own
+                continue
+            for group, base, factor in zip(
+                scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+            ):
+                group["lr"] = base * factor(scheduler.last_epoch)
+
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what defines the run, in plain types: schedule, windows read, network shape, data, optimisation."""
         if not hasattr(self, "schedule"):  # nothing was trained
             return
-        step = self.trainer.global_step
-        record = self._record(self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
-        checkpoint[RECORD] = {**record, "step": step, "windows_read": self.schedule.position(step)}
+        step, datamodule = self.trainer.global_step, self.trainer.datamodule  # type: ignore[attr-defined]
+        batches = getattr(datamodule, "batches", None)
+        read = {} if batches is None else {"windows_read": batches.position(self.schedule, step)}
+        checkpoint[RECORD] = {**self._record(self.trainer, datamodule), "step": step, **read}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to go on with a run that is not the same one, with every difference; else begin at its step."""
@@ -270,7 +308,7 @@ class TSTModule(LightningModule):
         faults = self.resume_faults(checkpoint, self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
         if faults:
             raise UserError(faults)
-        _begin_at_step(checkpoint, checkpoint[RECORD]["step"], self.trainer.accumulate_grad_batches)
+        begin_at_step(checkpoint, checkpoint[RECORD]["step"], self.trainer.accumulate_grad_batches)
 
     def resume_faults(self, checkpoint: Mapping[str, Any], trainer: Trainer, datamodule: Any = None) -> list[str]:
         """Why this run cannot go on from ``checkpoint``: empty if it can."""
@@ -279,23 +317,28 @@ class TSTModule(LightningModule):
             return ["the checkpoint was not saved by a TST run: there is no schedule in it to go on with"]
         faults = []
         old = PhaseSchedule.from_dict(saved["schedule"])
-        if old != self.schedule:
+        longer = self.phases.extension > 0 and self.schedule.total_steps > old.total_steps
+        if self.schedule != (old.lengthened(self.schedule.total_steps) if longer else old):
             faults.append(
                 f"the checkpoint's phases are {old}, but this run's are {self.schedule}: resume with the phases and "
-                "trainer.max_steps that it was started with, or start a new run"
+                "trainer.max_steps that it was started with (--extend STEPS makes the run longer), or start a new run"
             )
+        if hasattr(datamodule, "go_on") and (unknown := datamodule.go_on(saved["data"], saved["step"])):
+            return [*faults, *unknown]
         here = self._record(trainer, datamodule)
-        for name in ("network", "optimisation", "data"):
-            faults += _differences(name, saved[name], here[name])
+        may_change = {name: here["data"].get(name) for name in ("batch_changes", "skipped_steps") if here["data"]}
+        for name, before in {**saved, "data": {**saved["data"], **may_change}}.items():
+            if name in ("network", "optimisation", "data"):
+                faults += differences(name, before, here[name])
         return faults
 
     def validation_faults(self, checkpoint: Mapping[str, Any], datamodule: Any = None) -> list[str]:
         """Why the weights of a TST run's ``checkpoint`` cannot be evaluated with this network and these data."""
         saved = checkpoint[RECORD]
-        faults = _differences("network", saved["network"], self._network_record())
+        faults = differences("network", saved["network"], self._network_record())
         if hasattr(datamodule, "corpus"):
             name = "tokenizer_sha256"
-            faults += _differences("data", {name: saved["data"].get(name)}, {name: getattr(datamodule.corpus, name)})
+            faults += differences("data", {name: saved["data"].get(name)}, {name: getattr(datamodule.corpus, name)})
         return faults
 
     def _record(self, trainer: Trainer, datamodule: Any) -> dict[str, Any]:
@@ -328,67 +371,6 @@ class TSTModule(LightningModule):
             for name, value in optimizer.defaults.items()
         }
         return {"optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", **settings}
-
-
-def _trainer_faults(trainer: Trainer) -> list[str]:
-    """What Lightning offers and an exact run cannot use."""
-    faults = []
-    limit: Any = trainer.limit_train_batches
-    # the integer 1 is one batch, the float 1.0 all of them
-    if not (isinstance(limit, float) and limit == 1.0) or trainer.overfit_batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
-        faults.append(
-            "trainer.limit_train_batches, overfit_batches and fast_dev_run would cut the data order short: for a "
-            "trial run set trainer.max_steps (and model.warmup_steps) to a few steps"
-        )
-    interval, accumulation = getattr(trainer, "val_check_interval", None), trainer.accumulate_grad_batches
-    if isinstance(interval, float):
-        interval = max(1, int(trainer.max_steps * accumulation * interval))
-    if interval is None:
-        faults.append(
-            "trainer.val_check_interval is a time, and a resumed run would validate at other steps: give a number of "
-            "micro-batches"
-        )
-    elif interval < 1:
-        faults.append(f"trainer.val_check_interval={interval} must be at least 1 (limit_val_batches=0 validates never)")
-    elif interval % accumulation:
-        faults.append(
-            f"trainer.val_check_interval={interval} micro-batches would validate in the middle of a step: use a "
-            f"multiple of accumulate_grad_batches={accumulation}"
-        )
-    if trainer.log_every_n_steps < 0:  # type: ignore[attr-defined]
-        faults.append(f"trainer.log_every_n_steps={trainer.log_every_n_steps} must not be negative")  # type: ignore[attr-defined]
-    if trainer.gradient_clip_val is not None and not 0 <= trainer.gradient_clip_val < math.inf:
-        faults.append(
-            f"trainer.gradient_clip_val={trainer.gradient_clip_val} must be a positive number, or null for no clipping"
-        )
-    return faults
-
-
-def _differences(part: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{part}.{key} was {saved.get(key)} in the checkpoint's run and is {here.get(key)} here: take "
-        f"{saved.get(key)}, or start a new run"
-        for key in sorted(saved.keys() | here.keys())
-        if saved.get(key) != here.get(key)
-    ]
-
-
-def _begin_at_step(checkpoint: dict[str, Any], step: int, accumulation: int) -> None:
-    """Make Lightning's own counters and the loader's say that exactly ``step`` optimiser steps were done.
-
-    Lightning 2.6.6 steps the optimiser when its count of micro-batches is a multiple of the accumulation, so
-    the count must follow when the accumulation changes, and when a checkpoint was saved in mid-step.
-    """
-    fit_loop = checkpoint["loops"]["fit_loop"]
-    for count in ("current", "total"):
-        progress = fit_loop["epoch_loop.batch_progress"][count]
-        open_batches = progress["processed"] - progress["completed"]  # 1 if saved as a batch ended, else 0
-        for name in ("ready", "started", "processed", "completed"):
-            progress[name] = step * accumulation
-        progress["completed"] -= open_batches
-    for state in fit_loop["state_dict"].get("combined_loader", []):
-        if isinstance(state, dict) and "step" in state:
-            state["step"] = step
 
 
 def _faults(check: Any, *args: Any) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -38,20 +38,27 @@ class Phases:
         ratio: share of the optimiser steps spent in the superposition phase (r), in [0, 1].
         switch_step: the first step of the recovery phase, instead of ``ratio``.
         stages: superposition stages in order, instead of the three above; the rest of the run is recovery.
+        extension: steps at the end of the run that were added to it later: the shares above are of the steps before
+            them, so that every boundary stays where it was, and only the last phase grows.
     """
 
     bag_size: int | None = None
     ratio: float | None = None
     switch_step: int | None = None
     stages: list[Stage] | None = None
+    extension: int = 0
 
     def schedule(self, total_steps: int) -> PhaseSchedule:
-        """Resolve into a schedule of ``total_steps`` optimiser steps.
+        """Resolve into a schedule of ``total_steps`` optimiser steps, the extension among them.
 
         Raises:
             UserError: naming every fault at once.
         """
         faults: list[str] = []
+        if not 0 <= self.extension < max(total_steps, 1):
+            faults.append(
+                f"phases.extension={self.extension} must be at least 0 and less than the run's {total_steps} steps"
+            )
         short = {"bag_size": self.bag_size, "ratio": self.ratio, "switch_step": self.switch_step}
         given = [f"{name}={value}" for name, value in short.items() if value is not None]
         if self.stages is not None:
@@ -77,7 +84,7 @@ class Phases:
             stages = [Stage(bag_size, self.ratio, self.switch_step)] if length_given and not faults else []
         if faults:
             raise UserError(faults)
-        return PhaseSchedule.from_stages(stages, total_steps)
+        return PhaseSchedule.from_stages(stages, total_steps - self.extension).lengthened(total_steps)
 
 
 @dataclass(frozen=True)
@@ -195,6 +202,11 @@ class PhaseSchedule:
                 phases.append(Phase(bag_size, start, stop))
             start = stop
         return cls(tuple(phases))
+
+    def lengthened(self, total_steps: int) -> PhaseSchedule:
+        """The same with a last phase that ends at ``total_steps``."""
+        *before, last = self.phases
+        return PhaseSchedule((*before, replace(last, stop=total_steps)))
 
     @property
     def total_steps(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 
 def count(number: float) -> str:
     """A count in three digits and a unit: 512, 6.14k, 24.6M, 75.5B, 1.05T."""
@@ -11,3 +13,15 @@ def count(number: float) -> str:
             return f"{number:.3g}{unit}" if unit or number != int(number) else f"{int(number)}"
         number /= 1000
     raise AssertionError("unreachable")
+
+
+def one_of(numbers: Sequence[int], shown: int = 12) -> str:
+    """A choice of numbers in words."""
+    listed = ", ".join(map(str, numbers[:shown])) + (", ..." if len(numbers) > shown else "")
+    return f"one of {listed}" if len(numbers) > 1 else listed
+
+
+def either(ways: Iterable[str]) -> str:
+    """Ways out in words."""
+    *most, last = ways
+    return f"{', '.join(most)} or {last}" if most else last

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, Timer
 
+from tst_lightning.callbacks.ranks import let_ranks_end
 from tst_lightning.callbacks.steps import in_mid_step
-from tst_lightning.checkpoints import list_checkpoints
+from tst_lightning.checkpoints import (
+    VALIDATION_DUE,
+    list_checkpoints,
+    publish,
+    remove,
+    remove_unfinished,
+    step_of,
+)
 from tst_lightning.errors import UserError
 from tst_lightning.phases import PhaseSchedule
 
@@ -23,7 +31,10 @@ class StepCheckpoint(Checkpoint):
 
     One is due every ``every_n_steps`` optimiser steps, at every switch and at the end; where a validation
     follows the same step it is saved after it, so that no validation is missing or doubled on a resume.
-    Files appear under their final name only when whole. The newest ``keep`` by step number stay.
+    :class:`~tst_lightning.GracefulStop` asks for another when the run is stopped, which goes as soon as ``keep``
+    later or earlier ones that were due are there.
+    Files appear under their final name only when they are whole and on the disk. The newest ``keep`` by step
+    number stay. ``trainer.max_time`` counts anew in each job of a chain.
 
     Args:
         every_n_steps: optimiser steps between checkpoints.
@@ -47,6 +58,8 @@ class StepCheckpoint(Checkpoint):
         self.keep = keep
         self.directory = directory
         self._last_saved = -1
+        self._validation_due = False  # what the checkpoint being saved, or resumed from, says
+        self._val_check_batch: int | float | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let whole files be written straight to where they belong."""
@@ -68,86 +81,202 @@ class StepCheckpoint(Checkpoint):
             faults = checkpoint_folder_faults(self.folder(trainer), None)
             if faults:
                 raise UserError(faults)
+        if trainer.is_global_zero:
+            remove_unfinished(self.folder(trainer))
+        if self._validation_due:
+            self._last_saved = -1  # to be saved again when nothing is due any more
+            self._val_check_batch, trainer.val_check_batch = trainer.val_check_batch, 1  # whatever the interval is now
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save after the step unless a validation follows it."""
-        if in_mid_step(trainer, batch_idx):
-            return
-        loop = trainer.fit_loop
-        # no public question for it as of Lightning 2.6.6
-        if self._due(trainer) and not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):  # type: ignore[arg-type]
-            self._save(trainer)
+        if not in_mid_step(trainer, batch_idx) and self._due(trainer) and not validation_follows(trainer):
+            self.save(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The validation that was due on a resume is here: the loops go on as ever."""
+        self._validation_begins(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after the validation that followed the step."""
         fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
         if fitting and not in_mid_step(trainer, trainer.fit_loop.batch_idx) and self._due(trainer):
-            self._save(trainer)
+            self.save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Nothing keeps the loops going where there was nothing to validate on after all."""
+        self._validation_begins(trainer)
 
     def _due(self, trainer: Trainer) -> bool:
-        step = trainer.global_step
-        schedule: PhaseSchedule = trainer.lightning_module.schedule  # type: ignore[assignment]
-        return step > self._last_saved and (
-            step % self.every_n_steps == 0
-            or step in schedule.boundaries
-            or step == schedule.total_steps
-            or trainer.should_stop  # by max_time or early stopping
+        return trainer.global_step > self._last_saved and (
+            self._regular(trainer.global_step, trainer) or trainer.should_stop  # by max_time or early stopping
         )
 
-    def _save(self, trainer: Trainer) -> None:
-        step = self._last_saved = trainer.global_step
-        folder = self.folder(trainer)
+    def _regular(self, step: int, trainer: Trainer) -> bool:
+        """Whether an uninterrupted run saves at ``step``."""
+        schedule: PhaseSchedule = trainer.lightning_module.schedule  # type: ignore[assignment]
+        return step % self.every_n_steps == 0 or step in schedule.boundaries or step == schedule.total_steps
+
+    def save(self, trainer: Trainer, validation_due: bool = False) -> Path:
+        """Save after the step that has just been done, on every rank at once, unless that is saved already.
+
+        Args:
+            trainer: in a fit, between two steps.
+            validation_due: whether the validation that belongs after this step is still to come.
+
+        Raises:
+            OSError: if the disk is full, say, on the rank that writes, and SystemExit on the others; earlier
+                checkpoints are as they were.
+        """
+        step, folder = trainer.global_step, self.folder(trainer)
         path = folder / f"step-{step:09d}.ckpt"
+        if step == self._last_saved:
+            return path
         temporary = folder / f"{path.name}.tmp"
-        if trainer.is_global_zero and temporary.exists():  # from a run that was killed while it saved
-            _remove(temporary)
+        if trainer.is_global_zero and temporary.exists():
+            remove(temporary)
+        due_before, self._validation_due = self._validation_due, validation_due
+        failures: list[OSError] = []
+        io = trainer.strategy.checkpoint_io
+        if isinstance(io, _DirectIO):
+            io.failures = failures
         try:
             trainer.save_checkpoint(temporary)
-        except BaseException:  # a full disk, say: what was written would only fill it
-            if trainer.is_global_zero and temporary.exists():
-                _remove(temporary)
-            raise
+            if trainer.is_global_zero and not failures:
+                publish(temporary, path)
+        except OSError as error:
+            failures.append(error)
+        finally:
+            self._validation_due = due_before
+            if isinstance(io, _DirectIO):
+                io.failures = None
+            if trainer.is_global_zero and temporary.exists():  # what was written would only fill the disk
+                remove(temporary)
+        # rank 0 writes; the others must not wait for it in vain
+        reason = trainer.strategy.broadcast(failures[0].strerror or str(failures[0]) if failures else None)
+        if reason is not None:
+            let_ranks_end()
+            if not trainer.is_global_zero:
+                raise SystemExit(1)  # rank 0 says why
+            saved = list_checkpoints(folder)
+            way_out = f"--ckpt_path last goes on from {saved[-1].name}" if saved else "no other was saved before"
+            raise OSError(f"{path} could not be saved ({reason}): make room; {way_out}") from next(iter(failures), None)
+        self._last_saved = step
         if trainer.is_global_zero:
-            if path.exists():
-                _remove(path)
-            os.replace(temporary, path)
-            if self.keep > 0:
-                for old in list_checkpoints(folder)[: -self.keep]:
-                    _remove(old)
-        trainer.strategy.barrier("StepCheckpoint")
+            self._prune(trainer)
+        return path
+
+    def _prune(self, trainer: Trainer) -> None:
+        """Keep what an uninterrupted run would keep, and where that is fewer than ``keep``, the newest others."""
+        if self.keep < 0:
+            return
+        checkpoints = list_checkpoints(self.folder(trainer))
+        regular = [path for path in checkpoints if self._regular(step_of(path), trainer)]
+        others = [path for path in checkpoints if path not in regular]
+        kept = {checkpoints[-1], *(others + regular)[-self.keep :]}
+        for path in checkpoints:
+            if path not in kept:
+                remove(path)
+
+    # ------------------------------------------------------------------ what a checkpoint says
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note whether a validation is still to come."""
+        checkpoint[VALIDATION_DUE] = self._validation_due
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Refuse to go back where later checkpoints would be left without their logs.
+        """Refuse to go back where later checkpoints would be left without their logs; see to what is due.
 
         Raises:
             UserError: naming them.
         """
-        if trainer.state.fn == "fit":
-            faults = checkpoint_folder_faults(self.folder(trainer), trainer.ckpt_path)
-            if faults:
-                raise UserError(faults)
+        if trainer.state.fn != "fit":
+            return
+        faults = checkpoint_folder_faults(self.folder(trainer), trainer.ckpt_path)
+        if faults:
+            raise UserError(faults)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Timer):  # Lightning 2.6.6 counts on: a chain of jobs would stop for ever
+                checkpoint.get("callbacks", {}).pop(callback.state_key, None)
+        self._validation_due = bool(checkpoint.get(VALIDATION_DUE)) and trainer.enable_validation
+        if self._validation_due:
+            _make_validation_due(checkpoint["loops"]["fit_loop"])
+            schedule: PhaseSchedule = pl_module.schedule  # type: ignore[assignment]
+            # else the loop would not even begin where only the closing validation is left
+            trainer.fit_loop.epoch_loop.max_steps = schedule.total_steps + 1
+
+    def _validation_begins(self, trainer: Trainer) -> None:
+        if trainer.state.fn == "fit" and self._validation_due:
+            self._validation_due = False
+            schedule: PhaseSchedule = trainer.lightning_module.schedule  # type: ignore[assignment]
+            trainer.fit_loop.epoch_loop.max_steps = schedule.total_steps
+            trainer.val_check_batch = self._val_check_batch
+            trainer.fit_loop.epoch_loop.val_loop.batch_progress.total.reset()  # no batch is half done any more
+
+
+def validation_follows(trainer: Trainer) -> bool:
+    """Whether Lightning will validate after the micro-batch that has just been done."""
+    loop = trainer.fit_loop
+    # no public question for it as of Lightning 2.6.6
+    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+
+
+def _make_validation_due(fit_loop: dict[str, Any]) -> None:
+    """Make Lightning's counters say that the step is done and the first batch of its validation has begun.
+
+    Then Lightning 2.6.6 goes back to the validation before it trains on, and begins it anew.
+    """
+    for count in ("current", "total"):
+        steps = fit_loop["epoch_loop.batch_progress"][count]
+        steps["completed"] = steps["processed"]
+        fit_loop["epoch_loop.val_loop.batch_progress"][count] |= {
+            "ready": 1,
+            "started": 1,
+            "processed": 0,
+            "completed": 0,
+        }
 
 
 class _DirectIO(TorchCheckpointIO):
     """Saves without a copy in memory and another in the system's temporary folder, as Lightning 2.6.6 makes.
 
-    That a file is whole when it has its name is StepCheckpoint's doing.
+    That a file is whole when it has its name is StepCheckpoint's doing. While ``failures`` is a list, what goes wrong
+    with the disk is kept there, because the ranks that do not write wait for the one that does.
     """
+
+    failures: list[OSError] | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         assert storage_options is None
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        torch.save(checkpoint, path)
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "wb") as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # torch 2.14 complains about its file's length behind the system's own word
+            failure = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(failure, OSError):
+                raise
+            if self.failures is None:
+                raise failure from error
+            self.failures.append(failure)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """Nothing that a checkpoint may hold is ever executed."""
+        return super().load_checkpoint(path, map_location or (lambda storage, _: storage), weights_only=True)
 
 
-def checkpoint_folder_faults(folder: Path, ckpt_path: str | os.PathLike[str] | None) -> list[str]:
+def checkpoint_folder_faults(
+    folder: Path, ckpt_path: str | os.PathLike[str] | None, damaged: Collection[Path] = ()
+) -> list[str]:
     """Why a run that keeps its checkpoints in ``folder`` must not go on from ``ckpt_path`` (None: start).
+
+    Those that are ``damaged`` do not count: they will be set aside.
 
     A resume takes the run's logs back to its checkpoint, so later checkpoints would be left without theirs.
     """
-    others = list_checkpoints(folder)
+    others = [path for path in list_checkpoints(folder) if path not in damaged]
     if ckpt_path is not None:
         resolved = [path.resolve() for path in others]
         if Path(ckpt_path).resolve() in resolved:
@@ -162,8 +291,3 @@ def checkpoint_folder_faults(folder: Path, ckpt_path: str | os.PathLike[str] | N
         f"{found}: go on with that run by --ckpt_path last, choose another --trainer.default_root_dir, or move these "
         "checkpoints away"
     ]
-
-
-def _remove(path: Path) -> None:
-    """A checkpoint is a file, or a directory when it is sharded."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink()

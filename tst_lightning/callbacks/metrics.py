@@ -108,7 +108,11 @@ class StepMetrics(Callback):
 
 
 def _resumed(before: dict[str, Any], here: dict[str, Any], step: int) -> dict[str, Any]:
-    """The run's record with one more resume, if it goes on somewhere else; how it began stays."""
+    """The run's record with one more resume, if it goes on somewhere else; how it began stays.
+
+    A resume may lengthen the schedule, and change the global batch or skip text from its step on.
+    """
+    before = {**before, "schedule": here["schedule"], "data": here["data"]}
     resumes = before.get("resumes", [])
     place = {name: here[name] for name in ("version", "machine")}
     last = resumes[-1] if resumes else before

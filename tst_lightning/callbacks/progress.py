@@ -91,9 +91,13 @@ class StepProgress(ProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """One line with the held-out loss."""
         if self._enabled and not trainer.sanity_checking and "val/loss" in trainer.callback_metrics:
-            loss, perplexity = (float(trainer.callback_metrics[f"val/{name}"]) for name in ("loss", "perplexity"))
+            values = {name: float(value) for name, value in trainer.callback_metrics.items()}
             step = f"step {trainer.global_step}: " if trainer.state.fn == "fit" else ""
-            say(f"{step}held-out loss {loss:.4f} nats a token, perplexity {perplexity:.2f}")
+            prefix = "val/loss/"
+            each = [f"{k.removeprefix(prefix)} {v:.4f}" for k, v in values.items() if k.startswith(prefix)]
+            sources = f" ({', '.join(each)})" if each else ""
+            loss, perplexity = values["val/loss"], values["val/perplexity"]
+            say(f"{step}held-out loss {loss:.4f} nats a token{sources}, perplexity {perplexity:.2f}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar."""

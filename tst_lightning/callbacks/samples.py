@@ -12,9 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import FSDPStrategy
 
 from tst_lightning.data.datamodule import TSTDataModule
-from tst_lightning.data.order import Window
 from tst_lightning.data.tokenise import TextTokenizer, load_tokenizer
-from tst_lightning.data.windows import WindowDataset
 from tst_lightning.errors import UserError
 from tst_lightning.generation.decoding import decode_stream
 from tst_lightning.generation.sampling import generate, sampling_faults
@@ -156,14 +154,11 @@ class Samples(Callback):
 
 def _held_out_prompts(datamodule: TSTDataModule) -> list[list[int]]:
     """The beginnings of the first and the middle held-out window."""
-    corpus, latent_length = datamodule.corpus, datamodule.latent_length
-    tokens = corpus.splits["val"].tokens
+    tokens, latent_length = datamodule.corpus.splits["val"].tokens, datamodule.latent_length
     length = min(HELD_OUT_PROMPT_TOKENS, latent_length // 2)
-    source = WindowDataset(
-        corpus.split_directory("val"), tokens=tokens, latent_length=length, record_tokens=corpus.record_tokens
-    )
     middle = tokens // latent_length // 2 * latent_length
-    return [source[Window(start, 1)].tolist() for start in sorted({0, middle})]
+    stream = datamodule.stream("val")
+    return [stream.read(start, length).tolist() for start in sorted({0, middle})]
 
 
 def _no_text_yet(step: int, schedule: PhaseSchedule) -> str:

@@ -9,15 +9,21 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from tqdm import tqdm
 
+from tst_lightning.batches import Batches
 from tst_lightning.phases import PhaseSchedule
 
 
 def tokens_so_far(trainer: Trainer, schedule: PhaseSchedule, batch: Tensor) -> tuple[int, int]:
-    """Data and latent tokens of the steps done, over all ranks, told from the shape of one micro-batch."""
+    """Data and latent tokens that the steps done were trained on, over all ranks.
+
+    The data module knows the global batch of every step; of another one, it is told from the shape of a micro-batch.
+    """
     B, L = batch.shape[:2]
-    shape = {"global_batch_size": B * trainer.world_size * trainer.accumulate_grad_batches, "latent_length": L}
+    batches: Batches | None = getattr(trainer.datamodule, "batches", None)  # type: ignore[attr-defined]
+    if batches is None:
+        batches = Batches.constant(B * trainer.world_size * trainer.accumulate_grad_batches)
     step = trainer.global_step
-    return schedule.data_tokens(step, **shape), schedule.latent_tokens(step, **shape)
+    return batches.data_windows(schedule, step) * L, batches.latent_windows(step) * L
 
 
 def in_mid_step(trainer: Trainer, batch_idx: int) -> bool:

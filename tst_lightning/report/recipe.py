@@ -16,7 +16,8 @@ FORMAT = 1
 
 _LOSS_IS_OF = (
     "data.tokenizer_sha256",
-    "data.held_out_tokens",
+    "data.held_out_sha256",
+    "data.weights",  # by which the sources of a mixture make up the loss
     "data.latent_length",
     "validation.limit_val_batches",
 )
