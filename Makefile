@@ -57,6 +57,7 @@ demo: quickstart
 benchmarks: install
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/prepare.py
 
 # kills a run of two processes at 60 seeded moments; the log goes to docs/soak.md
 soak: install

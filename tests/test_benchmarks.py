@@ -51,6 +51,18 @@ def test_a_benchmark_reports_its_ratios(script, cases, ratios, dtype, tmp_path):
     assert last == "ratios: " + ", ".join(f"{name} {value:.3g}" for name, value in content["ratios"].items())
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_prepare_reports_its_ratios(tmp_path):
+    arguments = ["--megabytes", "1", "--vocab", "300", "--workers", "1", "2", "--repeats", "1", "--json", "out.json"]
+    done = run("prepare.py", *arguments, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    assert set(content["ratios"]) == {f"prepare / tokenizers, {n} processes" for n in (1, 2)}
+    assert len(content["cases"]) == 4 and all(case["cpu_seconds"][0] > 0 for case in content["cases"].values())
+    assert content["characters"] >= 10**6
+
+
 @pytest.fixture
 def timing(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -45,7 +45,7 @@ def corpus(tmp_path):
         max_token_id=299,
         dtype="uint16",
         record_tokens=RECORD,
-        splits={"train": Split(3, 21, 60), "val": Split(1, 5, 15)},
+        splits={"train": Split(3, 21, 60, "0" * 64), "val": Split(1, 5, None, "1" * 64)},
     )
     made.save()
     return made
@@ -82,8 +82,8 @@ def test_a_broken_sidecar_is_refused(corpus):
     (corpus.directory / "corpus.json").write_text("[]")
     assert "format_version=None" in faults(corpus)
     edit_path = corpus.directory / "corpus.json"
-    edit_path.write_text('{"format_version": 2}')
-    assert "format_version=2" in faults(corpus)
+    edit_path.write_text('{"format_version": 1}')
+    assert "format_version=1" in faults(corpus)
 
 
 def test_all_wrong_keys_are_named_at_once(corpus):
@@ -109,11 +109,15 @@ def test_all_wrong_keys_are_named_at_once(corpus):
         (
             {
                 "splits": {
-                    "train": {"documents": 0, "tokens": 21, "bytes": 6},
+                    "train": {"documents": 0, "tokens": 21, "bytes": None, "sha256": "0"},
                     "val": {"documents": 1, "bytes": 1},
                 }
             },
             "splits.train.documents=0 must be at least 1",
+        ),
+        (
+            {"splits": {"train": {"documents": 1, "tokens": 2, "bytes": "6", "sha256": "0"}, "val": 3}},
+            "splits.train.bytes='6' must be of type int or null",
         ),
         ({"splits": {"train": 3, "val": {"documents": 1, "bytes": 1}}}, "splits.val.tokens is missing"),
     ],

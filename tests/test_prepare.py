@@ -1,16 +1,12 @@
-"""Text files into a prepared corpus: documents, tokens, all or nothing."""
+"""Text files into a prepared corpus: documents, tokens, what the command says."""
 
-import io
+import hashlib
 import json
 import os
 import random
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,28 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.small_parts import contents, prepared_here, set_small, write_lines
+from tests.test_assemble import reference_split
 from tst_lightning.__main__ import main
-from tst_lightning.data import documents as documents_module
 from tst_lightning.data import tokenise
 from tst_lightning.data.corpus import Corpus
-from tst_lightning.data.documents import Document, check_file, find_files, read_pieces, split_documents
+from tst_lightning.data.documents import EMPTY, NOT_TEXT, find_files, plan_pieces, read_piece
+from tst_lightning.data.formats import blocks
+from tst_lightning.data.parts import PartWriter
+from tst_lightning.data.pieces import HOLDS_NUL
 from tst_lightning.data.prepare import prepare
-from tst_lightning.data.prepare_job import Job, Reporter, prepare_corpus
-from tst_lightning.data.tokenise import encode_documents, load_tokenizer, narrow, train_tokenizer
+from tst_lightning.data.tokenise import AMBIGUOUS, encode_pieces, load_tokenizer, narrow, train_tokenizer
 from tst_lightning.errors import TSTWarning, UserError
 
 RECORD = 1000
 ODD = (
     "emoji 👩\u200d🚀 \u00e9 e\u0301\r\ncarriage return, tab\t, bell\x07, escape\x1b\ufeff and <|endoftext|> in text\n"
 )
-
-
-def ignore(*_):
-    pass
-
-
-def document(path):
-    return Document(str(path), 0, os.path.getsize(path))
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +58,9 @@ def options(output, **more):
 @pytest.fixture(scope="session")
 def corpus(texts, tmp_path_factory):
     directory = tmp_path_factory.mktemp("prepared") / "new" / "corpus"
-    with pytest.warns(TSTWarning, match=r"skipped 2 \(not UTF-8 text\): .*latin.txt, .*nul.txt"):
+    with pytest.warns(
+        TSTWarning, match=r"skipped 1 \(not UTF-8 text\): .*latin.txt\nskipped 1 \(holds NUL bytes\): .*nul.txt"
+    ):
         return prepare(texts, **options(directory, record_tokens=RECORD))
 
 
@@ -86,24 +79,25 @@ def stream(corpus, split):
 @pytest.mark.slow
 def test_the_corpus_holds_every_document_in_order(corpus, texts):
     paths = [path for path in sorted(texts.rglob("*.txt")) if path.stem.isdigit()]
-    train, val = split_documents([document(path) for path in paths], held_out=0.2, seed=1)
-    assert len(train) + len(val) == 30
+    held_out = reference_split(30, 0.2, 1)
+    train = [path for number, path in enumerate(paths) if number not in held_out]
+    val = [paths[number] for number in held_out]
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path))
     tokenizer.encode_special_tokens = True
     for name, part in (("train", train), ("val", val)):
         expected = []
         for each in part:
-            expected += [*tokenizer.encode(Path(each.path).read_bytes().decode()).ids, 0]
+            expected += [*tokenizer.encode(each.read_bytes().decode()).ids, 0]
         records = stream(corpus, name)
         assert [len(record) for record in records[:-1]] == [RECORD] * (len(records) - 1)
         assert all(record.dtype == np.uint16 for record in records)
         assert np.concatenate(records).tolist() == expected
         split = corpus.splits[name]
         assert (split.documents, split.tokens) == (len(part), len(expected))
-        assert split.bytes == sum(each.bytes for each in part)
+        assert split.bytes == sum(each.stat().st_size for each in part)
     assert len(stream(corpus, "train")) > 3
     assert (corpus.vocab_size, corpus.end_of_text, corpus.end_of_text_id) == (300, "<|endoftext|>", 0)
-    assert not list(corpus.directory.parent.glob("*.tmp-*"))
+    assert [path.name for path in corpus.directory.parent.iterdir()] == ["corpus"]
 
 
 @pytest.mark.slow
@@ -130,7 +124,8 @@ def test_the_command_is_reproducible_and_says_what_it_did(corpus, texts, tmp_pat
         "prepared " + str(tmp_path / "again"),
         "vocabulary of 300 (uint16)",
         "<|endoftext|> (id 0)",
-        "skipped 2 (not UTF-8 text)",
+        "skipped 1 (not UTF-8 text)",
+        "skipped 1 (holds NUL bytes)",
         "skipped 1 (empty)",
         "tst-lightning fit --config RECIPE.yaml --data.path",
         f"{corpus.splits['train'].tokens:,} tokens",
@@ -151,8 +146,43 @@ def test_the_command_is_reproducible_and_says_what_it_did(corpus, texts, tmp_pat
 def test_two_runs_give_the_same_files(corpus, texts, tmp_path):
     with pytest.warns(TSTWarning):
         again = prepare([texts, texts], **options(tmp_path / "again", record_tokens=RECORD), progress=False)
-    for name in ("corpus.json", "tokenizer.json", "train/chunk-0-0.bin", "val/chunk-0-0.bin"):
-        assert (again.directory / name).read_bytes() == (corpus.directory / name).read_bytes()
+    assert contents(again.directory) == contents(corpus.directory)
+
+
+GOLDEN = {
+    "tokenizer.json": "88ffa1358619753c2930199e805984840d51de73f87670df9b7af1aca055134c",
+    "train/chunk-0-0.bin": "f10d617b9efa074283e4ce9f68f8bfbf2186d50a45070adb76447be244531b17",
+    "val/chunk-0-0.bin": "0cffb37a52c37a95bbb9c88e53fcc409fde198234d79bbf39d8be2e382f53901",
+}
+
+
+def test_the_files_of_a_small_corpus_stay_what_they_are(tmp_path):
+    """Text that was prepared by another release comes out the same."""
+    draw = random.Random(5)
+    for number in range(40):
+        words = draw.choices(["the", "of", "whale", "sea", "1851", "don't", "été", "x += 1\n", "\n\n\t"], k=200)
+        (tmp_path / f"{number}.txt").write_text(" ".join(words))
+    corpus = prepared_here(
+        sorted(tmp_path.glob("*.txt")), tmp_path / "corpus", train_tokenizer=290, held_out=0.1, seed=2
+    )
+    found = {name: hashlib.sha256((corpus.directory / name).read_bytes()).hexdigest() for name in GOLDEN}
+    assert found == GOLDEN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "max_tokens": 20_000}])
+def test_the_number_of_workers_is_of_no_matter(tmp_path, monkeypatch, options):
+    set_small(monkeypatch)
+    draw = random.Random(0)
+    lines = [" ".join(draw.choices(["sea", "whale", "ship", "été"], k=draw.randrange(90))) for _ in range(900)]
+    path = write_lines(tmp_path / "a.jsonl", lines)
+    made = [
+        prepared_here(path, tmp_path / str(workers), train_tokenizer=260, workers=workers, **options)
+        for workers in (1, 2, 5)
+    ]
+    assert contents(made[0].directory) == contents(made[1].directory) == contents(made[2].directory)
+    documents = sum(split.documents for split in made[0].splits.values())
+    assert documents < 500 if options else documents == sum(map(bool, lines))
 
 
 @pytest.mark.slow
@@ -171,103 +201,6 @@ def test_of_one_document_the_end_is_held_out(tmp_path, capsys):
     assert 0.005 < len(end) / len(text) < 0.015
 
 
-# All or nothing
-
-
-def start(folder, output, sign):
-    """The command in a process of its own, returned with its worker once the file ``sign`` is there."""
-    command = [sys.executable, "-m", "tst_lightning", "prepare", str(folder), "--output", str(output)]
-    process = subprocess.Popen(
-        [*command, "--train-tokenizer", "300"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not children.read_text().split() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    (child,) = map(int, children.read_text().split())
-    while not list(output.parent.glob(f"*.tmp-*/{sign}")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert process.poll() is None
-    return process, child
-
-
-@pytest.fixture(scope="session")
-def much(tmp_path_factory):
-    """Enough text that tokenising takes a while: few of its words repeat."""
-    folder = tmp_path_factory.mktemp("much")
-    draw = random.Random(0)
-    for number in range(4):
-        letters = draw.choices("abcdefghijklmnopqrstuvwxyz ", k=500_000)
-        (folder / f"{number}.txt").write_text("".join(letters))
-    return folder
-
-
-def gone(pid):
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":  # ended, and nobody has asked for its status
-            return True
-        time.sleep(0.05)
-    return False
-
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the working process in /proc")
-
-
-@linux
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "status", "sign"),
-    [
-        (signal.SIGINT, 130, "prepared"),  # at the very start
-        (signal.SIGINT, 130, "scratch/train.tokens"),  # while tokenising
-        (signal.SIGTERM, 143, "scratch/val.tokens"),  # all tokenised: while writing, or a little before
-    ],
-)
-def test_a_stopped_command_leaves_nothing(much, tmp_path, number, status, sign):
-    process, child = start(much, tmp_path / "new" / "corpus", sign)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == status
-    assert err.splitlines()[-1].startswith("stopped: nothing was left of")
-    assert "Traceback" not in err
-    assert gone(child)
-    assert list(tmp_path.iterdir()) == []
-
-
-@linux
-@pytest.mark.slow
-def test_a_killed_worker_leaves_nothing(much, tmp_path):
-    process, child = start(much, tmp_path / "corpus", "scratch/val.tokens")
-    os.kill(child, signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "ended by SIGKILL (was there too little memory?): nothing was left" in err.splitlines()[-1]
-    assert "Traceback" not in err
-    assert list(tmp_path.iterdir()) == []
-
-
-@linux
-@pytest.mark.slow
-def test_a_killed_command_ends_its_worker_and_leaves_nothing_that_loads(much, tmp_path):
-    process, child = start(much, tmp_path / "corpus", "scratch/val.tokens")
-    process.kill()
-    process.communicate(timeout=30)
-    assert gone(child)
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith("corpus.tmp-")
-    with pytest.raises(UserError, match="not a prepared directory"):
-        Corpus.load(left)
-
-
 @pytest.mark.slow
 def test_faults_of_the_work_reach_the_user(tmp_path, capsys):
     (tmp_path / "in").mkdir()
@@ -279,34 +212,6 @@ def test_faults_of_the_work_reach_the_user(tmp_path, capsys):
     assert "--train-tokenizer 5000: the training documents repeat too little for more than 26" in err
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
-def test_lost_records_are_noticed(texts, tmp_path, monkeypatch):
-    """LitData returns normally when its worker was killed."""
-    import litdata
-
-    from tst_lightning.data.prepare_job import Job, Reporter, prepare_corpus
-
-    monkeypatch.setenv("DATA_OPTIMIZER_CACHE_FOLDER", "")
-    monkeypatch.setenv("DATA_OPTIMIZER_DATA_CACHE_FOLDER", "")
-    monkeypatch.setattr(litdata, "optimize", lambda **_: None)
-    for name in ("prepared", "scratch"):
-        (tmp_path / name).mkdir()
-    job = Job(
-        files=find_files([texts], ["*.txt"], [])[0],
-        bytes=1,
-        prepared=str(tmp_path / "prepared"),
-        scratch=str(tmp_path / "scratch"),
-        tokenizer=None,
-        train_tokenizer=300,
-        end_of_text=None,
-        held_out=0.1,
-        seed=0,
-        record_tokens=RECORD,
-    )
-    with pytest.raises(RuntimeError, match=r"LitData did not write all of the train split: .*train is missing"):
-        prepare_corpus(job, Reporter(io.StringIO()))
-    assert not (tmp_path / "prepared" / "corpus.json").exists()
 
 
 # Arguments
@@ -352,7 +257,13 @@ def test_all_bad_arguments_are_named_at_once(texts, tmp_path):
         ({"train_tokenizer": None}, "neither is given"),
         ({"tokenizer": "x.json"}, "both are given"),
         ({"pattern": ["*.rst"], "exclude": ["x"]}, r"no file found in .* with --pattern \*.rst --exclude x"),
-        ({"output": "s3://bucket/corpus"}, "must be a plain local directory"),
+        ({"output": "ftp://host/corpus"}, "ftp://host/corpus"),
+        ({"work": "/tmp/{%Y}"}, "must not hold {%: name another directory by --work"),
+        ({"workers": 0}, "--workers 0 must be at least 1"),
+        ({"max_tokens": "1.5"}, "--max-tokens 1.5 must be a whole number above 0, such as 300M or 1e9"),
+        ({"max_tokens": 0}, "--max-tokens 0 must be"),
+        ({"hf": "name"}, "are both given: keep one"),
+        ({"hf_config": "name"}, "--hf-config name belongs to --hf"),
         ({"held_out": float("nan")}, "--held-out nan must lie"),
         ({"record_tokens": 0}, "record_tokens=0 must be at least 1"),
         ({"train_tokenizer": None, "tokenizer": "/nowhere.json"}, "--tokenizer /nowhere.json cannot be read"),
@@ -395,67 +306,66 @@ def test_folders_are_read_in_order_without_hidden_excluded_or_repeated_files(tmp
     assert [Path(path).relative_to(tmp_path).as_posix() for path in found] == expected
 
 
-def test_what_is_no_text_is_skipped(tmp_path, monkeypatch):
-    cases = {
-        b"": "empty",
-        b"\xff\xfeh\0i\0": "not UTF-8 text",
-        b"a\0": "not UTF-8 text",
-        b"cut \xe2\x82": "not UTF-8 text",
-        b"\xed\xa0\x80": "not UTF-8 text",  # a surrogate
-    }
-    for content, reason in cases.items():
-        (tmp_path / "file").write_bytes(content)
-        assert check_file(str(tmp_path / "file"), ignore) == reason
-    assert check_file(str(tmp_path / "missing"), ignore) == "not readable"
-    os.mkfifo(tmp_path / "pipe")
-    assert check_file(str(tmp_path / "pipe"), ignore) == "not readable"
-    monkeypatch.setattr(documents_module, "BLOCK_BYTES", 1)  # blocks of 16 bytes cut characters
-    (tmp_path / "file").write_bytes("€".encode() * 50)
-    read: list[int] = []
-    assert check_file(str(tmp_path / "file"), read.append) == Document(str(tmp_path / "file"), 0, 150)
-    assert sum(read) == 150
-
-
-def test_held_out_documents_depend_on_seed_and_place_alone():
-    documents = [Document(str(index), 0, 1 + index) for index in range(2000)]
-    train, val = split_documents(documents, held_out=0.1, seed=3)
-    assert 140 < len(val) < 260
-    assert sorted(train + val, key=lambda each: each.stop) == documents
-    assert split_documents(documents, held_out=0.1, seed=4)[1] != val
-    assert split_documents(documents[:1000], held_out=0.1, seed=3)[1] == [each for each in val if each.stop <= 1000]
-    for count in (2, 3):
-        for fraction in (1e-9, 1 - 1e-9):
-            parts = split_documents(documents[:count], held_out=fraction, seed=0)
-            assert sorted(map(len, parts)) == [1, count - 1]
+# A single document
 
 
 def test_one_line_cannot_be_cut(tmp_path):
     path = tmp_path / "line.txt"
     path.write_text("a single line\n")
     with pytest.raises(UserError, match="only document and has no line break"):
-        split_documents([document(path)], held_out=0.01, seed=0)
+        prepared_here(path, tmp_path / "corpus", train_tokenizer=257)
 
 
-def test_the_cut_is_the_nearest_line_break(tmp_path):
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(
+    ("text", "held_out", "front"),
+    [("0123\n" + "x" * 94 + "\n", 0.01, 5), ("x" * 90 + "\n" + "x" * 9, 0.2, 91), ("a\n" * 50, 0.5, 50)],
+)
+def test_the_cut_is_at_the_nearest_line_break(tmp_path, text, held_out, front, others):
     path = tmp_path / "lines.txt"
-    path.write_text("0123\n" + "x" * 94 + "\n")
-    front, end = split_documents([document(path)], held_out=0.01, seed=0)
-    assert (front[0].stop, end[0].start, end[0].stop) == (5, 5, 100)
-    path.write_text("x" * 90 + "\n" + "x" * 9)
-    front, _ = split_documents([document(path)], held_out=0.2, seed=0)
-    assert front[0].stop == 91
+    path.write_text(text)
+    inputs = [path]
+    if others:  # which are no documents
+        (tmp_path / "empty.txt").touch()
+        (tmp_path / "latin.txt").write_bytes(b"\xe9")
+        inputs = [write_lines(tmp_path / "blank.jsonl", ["", ""]), tmp_path / "empty.txt", path, tmp_path / "latin.txt"]
+    corpus = prepared_here(inputs, tmp_path / "corpus", train_tokenizer=257, held_out=held_out)
+    assert corpus.splits["train"].bytes == front
+    assert corpus.splits["val"].bytes == len(text) - front
 
 
-def test_a_file_that_changed_is_noticed(tmp_path):
-    path = tmp_path / "file.txt"
-    path.write_text("some text")
-    was = document(path)
-    path.write_text("some")
-    with pytest.raises(UserError, match="changed while it was read"):
-        list(read_pieces(was, cuttable=True))
-    path.write_bytes(b"some\xff text")
-    with pytest.raises(UserError, match="changed while it was read"):
-        list(read_pieces(was, cuttable=True))
+def test_a_tokenizer_learns_nothing_of_a_held_out_end(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("abcabc\n" * 50 + "xyzxyz\n" * 50)
+    (tmp_path / "empty.txt").touch()
+    corpus = prepared_here([tmp_path / "empty.txt", path], tmp_path / "corpus", train_tokenizer=259, held_out=0.5)
+    assert corpus.splits["train"].bytes == corpus.splits["val"].bytes
+    merges = json.loads(corpus.tokenizer_path.read_text())["model"]["merges"]
+    assert len(merges) == 2 and not set("xyz") & set("".join(map("".join, merges)))
+
+
+def test_a_limit_below_a_single_document(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("line\n" * 100)
+    with pytest.raises(UserError, match="--max-tokens 100 leaves no documents"):
+        prepared_here(path, tmp_path / "corpus", train_tokenizer=258, max_tokens=100)
+    corpus = prepared_here(path, tmp_path / "other", train_tokenizer=258, max_tokens=1000)
+    assert corpus.splits["val"].documents == 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([b"", b""], r"there is no document in the input \(2 files\): 2 empty \(.*0.txt, ...\): give files with text"),
+        ([b"\xff", b""], r"1 not UTF-8 text \(.*0.txt\), 1 empty \(.*1.txt\): give readable UTF-8 text"),
+    ],
+)
+def test_nothing_to_read(tmp_path, texts, message):
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_bytes(text)
+    (tmp_path / "tokenizer.json").write_text(byte_level(PRE_TOKENIZERS[0]).to_str())
+    with pytest.raises(UserError, match=message):
+        prepared_here(sorted(tmp_path.glob("*.txt")), tmp_path / "corpus", tokenizer=tmp_path / "tokenizer.json")
 
 
 # Tokens
@@ -497,15 +407,25 @@ def saved(tokenizer, tmp_path):
     return path
 
 
-def encoded(tokenizer, *paths):
-    spool = io.BytesIO()
-    spooled = encode_documents([document(path) for path in paths], tokenizer, spool, ignore)
-    return np.frombuffer(spool.getvalue(), tokenizer.dtype).tolist(), spooled
+def encoded(tokenizer, folder, *paths):
+    """The ids that files give, and the part."""
+    counts = np.zeros(3, dtype=int)
+
+    def advance(*amounts):
+        counts[:] += amounts
+
+    with PartWriter(folder, 0, tokenizer.dtype) as writer:
+        encode_pieces(plan_pieces([str(path) for path in paths]), tokenizer, writer, advance)
+        part = writer.finish()
+    size = sum(os.path.getsize(path) for path in paths)
+    assert counts.tolist() == [size, part.documents, part.tokens]
+    assert part.lengths()[:, 0].sum() == part.tokens
+    return part.ids().tolist(), part
 
 
 @pytest.mark.parametrize("pre_tokenizer", PRE_TOKENIZERS)
 def test_pieces_give_the_tokens_of_the_whole(pre_tokenizer, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(documents_module, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 7)
     monkeypatch.setattr(tokenise, "_BATCH_CHARACTERS", 20)
     folder = tmp_path_factory.mktemp("pieces")
     tokenizer = load_tokenizer(saved(byte_level(pre_tokenizer), folder))
@@ -516,14 +436,14 @@ def test_pieces_give_the_tokens_of_the_whole(pre_tokenizer, tmp_path_factory, mo
     def check(text):
         path = folder / "text"
         path.write_bytes(text.encode())
-        pieces = list(read_pieces(document(path), cuttable=True))
-        assert "".join(pieces) == text
-        ids, _ = encoded(tokenizer, path)
-        assert ids == [*tokenizer.tokenizer.encode(text).ids, 0]
+        ids, _ = encoded(tokenizer, folder, path, path)
+        expected = [*tokenizer.tokenizer.encode(text).ids, 0]
+        assert ids == [*expected, *expected]
 
     check()
     (folder / "text").write_text("ab\n" * 100)
-    assert len(list(read_pieces(document(folder / "text"), cuttable=True))) > 20
+    (piece,) = plan_pieces([str(folder / "text")])
+    assert len(list(read_piece(piece, lambda _: None, cuttable=True))) > 20
 
 
 def test_only_what_is_known_to_be_safe_is_cut(tmp_path):
@@ -548,10 +468,10 @@ def test_only_what_is_known_to_be_safe_is_cut(tmp_path):
 
 
 def test_training_is_exact_reproducible_and_loses_nothing(texts, tmp_path):
-    paths = [document(path) for path in sorted(texts.rglob("[0-9]*.txt"))]
+    documents = [path.read_bytes().decode() for path in sorted(texts.rglob("[0-9]*.txt"))]
     files = []
     for name in ("one.json", "two.json"):
-        train_tokenizer(paths, 290, tmp_path / name, ignore)
+        train_tokenizer(documents, 290, tmp_path / name)
         files.append((tmp_path / name).read_bytes())
     assert files[0] == files[1]
     tokenizer = load_tokenizer(tmp_path / "one.json")
@@ -574,26 +494,63 @@ def test_nothing_is_truncated_padded_or_added(tmp_path):
     )
     path = tmp_path / "text"
     path.write_text("abc def")
-    ids, spooled = encoded(load_tokenizer(saved(tokenizer, tmp_path)), path, path)
+    ids, part = encoded(load_tokenizer(saved(tokenizer, tmp_path)), tmp_path, path, path)
     assert ids.count(0) == 2
-    assert len(ids) == spooled.split.tokens == 2 * (len("abc def") - 1 + 1)
-    assert spooled.max_token_id == max(ids)
+    assert len(ids) == part.tokens == 2 * (len("abc def") - 1 + 1)
+    assert part.max_token_id == max(ids)
 
 
 def test_a_literal_end_of_text_that_cannot_be_text_is_left_out(tmp_path, monkeypatch):
     """An added token that is not special is matched in text: its document must not be cut in two silently."""
-    monkeypatch.setattr(documents_module, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 8)
     monkeypatch.setattr(tokenise, "_BATCH_CHARACTERS", 8)
     tokenizer = byte_level(PRE_TOKENIZERS[0])
     tokenizer.add_tokens(["<eos>"])
     loaded = load_tokenizer(saved(tokenizer, tmp_path), "<eos>")
-    for name, text in (("one", "abc"), ("two", "ab\nab\nab <eos>\nab\nab"), ("three", "aab")):
+    texts = {"one": "abc", "two": "ab\nab\nab <eos>\nab\nab", "three": "aab", "four": "<eos>", "five": "<eos>" * 9}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    ids, spooled = encoded(loaded, *(tmp_path / name for name in ("one", "two", "three")))
+    ids, part = encoded(loaded, tmp_path, *(tmp_path / name for name in texts))
     end = loaded.end_of_text_id
     assert ids == [*tokenizer.encode("abc").ids, end, *tokenizer.encode("aab").ids, end]
-    assert [Path(each.path).name for each in spooled.ambiguous] == ["two"]
-    assert (spooled.split.documents, spooled.split.tokens, spooled.split.bytes) == (2, len(ids), 6)
+    assert part.skipped == {AMBIGUOUS: (3, [str(tmp_path / name) for name in ("two", "four", "five")])}
+    assert part.lengths()[:, 1].tolist() == [3, 3]
+
+
+def test_if_every_document_holds_the_end_of_text_token_that_is_said(tmp_path):
+    tokenizer = byte_level(PRE_TOKENIZERS[0])
+    tokenizer.add_tokens(["<eos>"])
+    (tmp_path / "text").write_text("ab <eos>")
+    with pytest.raises(UserError, match=r"every document holds '<eos>', which .*: name another one with --end-of-text"):
+        prepared_here(tmp_path / "text", tmp_path / "corpus", tokenizer=saved(tokenizer, tmp_path), end_of_text="<eos>")
+
+
+@pytest.mark.parametrize("characters", [1, 30, 200, 10**6])
+def test_documents_of_any_size_in_batches_of_any_size(tmp_path, monkeypatch, characters):
+    """Documents that begin, end and are dropped anywhere in a batch."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(tokenise, "_BATCH_CHARACTERS", characters)
+    loaded = load_tokenizer(saved(byte_level(PRE_TOKENIZERS[0]), tmp_path))
+    draw = random.Random(0)
+    expected, lengths, skipped, paths = [], [], {}, []
+    for number in range(40):
+        path = tmp_path / f"{number:02}"
+        text = "".join(draw.choices("ab1 \n", k=draw.choice([0, 3, 20, 150])))
+        damage = draw.choice([b"", b"", b"\xff\xff", b"\0"])
+        path.write_bytes(text.encode() + damage)
+        paths.append(path)
+        if damage or not text:
+            reason = {b"": EMPTY, b"\0": HOLDS_NUL}.get(damage, NOT_TEXT)
+            skipped.setdefault(reason, []).append(str(path))
+        else:
+            ids = loaded.tokenizer.encode(text).ids
+            expected += [*ids, 0]
+            lengths.append([len(ids) + 1, len(text)])
+    found, part = encoded(loaded, tmp_path, *paths)
+    assert found == expected
+    assert part.lengths().tolist() == lengths
+    assert part.skipped == {reason: (len(names), names[:3]) for reason, names in skipped.items()}
+    assert len(skipped) == 3
 
 
 def test_the_end_of_text_token(tmp_path):
@@ -630,20 +587,7 @@ def test_ids_never_wrap(tmp_path):
     assert (loaded.vocab_size, loaded.end_of_text_id, loaded.dtype) == (65_537, 65_536, "int32")
     path = tmp_path / "text"
     path.write_text("w3 w65535")
-    assert encoded(loaded, path)[0] == [3, 65_535, 65_536]
-
-
-def test_a_disk_without_room_for_the_tokens_is_an_error_not_a_hang(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    (tmp_path / "prepared").mkdir()
-    (tmp_path / "scratch").mkdir()
-    job = Job(
-        files=find_files([texts], ["*.txt"], [])[0], bytes=1, prepared=str(tmp_path / "prepared"),
-        scratch=str(tmp_path / "scratch"), tokenizer=None, train_tokenizer=300, end_of_text=None, held_out=0.1, seed=0,
-        record_tokens=1000,
-    )  # fmt: skip
-    with pytest.raises(OSError, match=r"bytes are needed for train, 1,000 free"):
-        prepare_corpus(job, Reporter(io.StringIO()))
+    assert encoded(loaded, tmp_path, path)[0] == [3, 65_535, 65_536]
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):

@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.corpora import write_tokens
+from tst_lightning.batches import Batches
 from tst_lightning.data.order import DataOrder, Window
-from tst_lightning.data.windows import WindowDataset, WindowLoader, held_out_loader
+from tst_lightning.data.windows import TokenStream, WindowDataset, WindowLoader, held_out_loader
 from tst_lightning.errors import UserError
 from tst_lightning.phases import PhaseSchedule, Stage
 
@@ -35,14 +36,16 @@ def corpus(tmp_path_factory):
 
 
 def dataset(corpus, **changes):
-    options = {"tokens": TOKENS, "latent_length": LATENT, "record_tokens": RECORD, **changes}
-    return WindowDataset(corpus, **options)
+    options = {"tokens": TOKENS, "record_tokens": RECORD, **changes}
+    latent_length = options.pop("latent_length", LATENT)
+    return WindowDataset([TokenStream(corpus, **options)], latent_length)
 
 
 def order(stages=STAGES["12-4-1"], steps=60, **changes):
-    options = {"tokens": TOKENS, "latent_length": LATENT, "global_batch_size": 8, "seed": 7, "unit_windows": UNIT}
+    options = {"tokens": (TOKENS,), "latent_length": LATENT, "seed": 7, "unit_windows": UNIT}
+    batches = Batches.constant(changes.pop("global_batch_size", 8))
     schedule = PhaseSchedule.from_stages(stages, steps)
-    return DataOrder(schedule, group_batches=3, **{**options, **changes})
+    return DataOrder(schedule, batches=batches, group_batches=3, **{**options, **changes})
 
 
 def steps_read(loader):
@@ -72,7 +75,7 @@ def assert_same(batches, expected):
 def test_every_window_is_a_slice_of_the_stream(tmp_path, dtype, record_tokens):
     tokens = np.random.default_rng(0).integers(0, np.iinfo(np.uint16).max, 777, endpoint=True).astype(dtype)
     write_tokens(tmp_path, tokens, record_tokens=record_tokens)
-    windows = WindowDataset(tmp_path, tokens=777, latent_length=7, record_tokens=record_tokens)
+    windows = WindowDataset([TokenStream(tmp_path, tokens=777, record_tokens=record_tokens)], 7)
     for bag_size in (1, 2, 16):
         length = 7 * bag_size
         starts = [
@@ -287,13 +290,14 @@ def test_a_state_of_another_order_is_refused_with_every_difference(corpus):
     assert state == {
         "step": 0,
         "seed": 7,
-        "tokens": TOKENS,
+        "tokens": [TOKENS],
+        "weights": ["1"],
         "latent_length": LATENT,
         "unit_windows": UNIT,
         "global_batch_size": 8,
         "group_batches": 3,
     }
-    assert {type(value) for value in state.values()} == {int}
+    assert {type(value) for value in state.values()} == {int, list}
     other = WindowLoader(dataset(corpus), order(seed=8, global_batch_size=4))
     with pytest.raises(UserError) as caught:
         other.load_state_dict({**state, "step": 61})

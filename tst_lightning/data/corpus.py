@@ -1,4 +1,4 @@
-"""A prepared corpus on disk and the sidecar that vouches for it. Standard library only.
+"""A prepared corpus, on disk or in a store, and the sidecar that vouches for it. Light until it is loaded.
 
 A prepared directory holds ``train/`` and ``val/`` (LitData directories whose records are runs of tokens, so
 that each split is one flat token stream), ``tokenizer.json`` and the sidecar ``corpus.json``, written last: a
@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tst_lightning.data.stores import MissingObject, StoreError, StorePath, locate
 from tst_lightning.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 RECORD_TOKENS = 2**20
 SIDECAR = "corpus.json"
+CHECKSUMS = "SHA256SUMS"
+SHARD = "shard.json"
 TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "val")
 ITEM_BYTES = {"uint16": 2, "int32": 4}
@@ -46,12 +49,14 @@ class Split:
     Attributes:
         documents: number of documents.
         tokens: number of tokens, the end-of-text token of every document included.
-        bytes: UTF-8 bytes of text, end-of-text tokens not counted.
+        bytes: UTF-8 bytes of text, end-of-text tokens not counted; None where only the tokens are known.
+        sha256: hash of the flat token stream, in the corpus's dtype, little-endian: what identifies the text.
     """
 
     documents: int
     tokens: int
-    bytes: int
+    bytes: int | None
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Corpus:
     """A prepared directory, as its sidecar states it.
 
     Attributes:
-        directory: where it lies.
+        directory: where it lies: a local path, or one in a store.
         tokenizer_sha256: hash of ``tokenizer.json``.
         vocab_size: the least vocabulary that a model needs: the tokenizer's largest id plus one.
         end_of_text: the token that closes every document.
@@ -70,7 +75,7 @@ class Corpus:
         splits: ``train`` and ``val``.
     """
 
-    directory: Path
+    directory: Path | StorePath
     tokenizer_sha256: str
     vocab_size: int
     end_of_text: str
@@ -81,23 +86,39 @@ class Corpus:
     splits: dict[str, Split]
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str]) -> Corpus:
-        """Read the sidecar of ``directory`` and hold the files against it, without reading a token.
+    def load(cls, directory: str | os.PathLike[str], *, check_files: bool = True) -> Corpus:
+        """Read the sidecar of ``directory``, a path or a URL, and hold the files against it, without reading a token.
 
-        Checked are the tokenizer's hash, and for each split its index (layout, dtype, lengths of the records)
-        and that each chunk file exists in its full size.
+        Args:
+            directory: the prepared directory.
+            check_files: see that :meth:`file_faults` finds none.
 
         Raises:
             UserError: naming every fault at once.
         """
-        directory = Path(directory)
-        if not directory.is_dir():
+        try:
+            corpus = cls._load(locate(directory))
+            faults = corpus.file_faults() if check_files else []
+        except StoreError as error:  # before anything is done, it is the user's turn
+            raise UserError(str(error)) from error
+        if faults:
+            raise UserError(f"{fault}: {_AGAIN}" for fault in faults)
+        return corpus
+
+    @classmethod
+    def _load(cls, directory: Path | StorePath) -> Corpus:
+        sizes = _sizes(directory)
+        if sizes is None:
             raise UserError(f"{directory}: no such directory: run `tst-lightning prepare` to make it")
         sidecar = directory / SIDECAR
-        if not sidecar.is_file():
+        if SHARD in sizes:
+            raise UserError(f"{directory} is one shard of a corpus: put all of them together with tst-lightning merge")
+        if SIDECAR not in sizes:
             raise UserError(f"{directory} is not a prepared directory (it has no {SIDECAR}): run tst-lightning prepare")
         try:
-            state = json.loads(sidecar.read_text(encoding="utf-8"))
+            state = json.loads(sidecar.read_bytes())
+        except StoreError:
+            raise
         except (OSError, ValueError) as error:
             raise UserError(f"{sidecar} cannot be read ({error}): {_AGAIN}") from error
         version = state.get("format_version") if isinstance(state, dict) else None
@@ -108,11 +129,7 @@ class Corpus:
             raise UserError(f"{sidecar}: {fault}: {_AGAIN}" for fault in faults)
         splits = {name: Split(**split) for name, split in state["splits"].items()}
         values = {name: value for name, value in state.items() if name not in ("format_version", "splits")}
-        corpus = cls(directory=directory, splits=splits, **values)
-        faults = corpus._file_faults()
-        if faults:
-            raise UserError(f"{fault}: {_AGAIN}" for fault in faults)
-        return corpus
+        return cls(directory=directory, splits=splits, **values)
 
     def save(self) -> None:
         """Write the sidecar, atomically. The other files must be complete: a sidecar vouches for them."""
@@ -121,6 +138,7 @@ class Corpus:
             **{name: getattr(self, name) for name in _KEYS if name not in ("format_version", "splits")},
             "splits": {name: vars(split) for name, split in self.splits.items()},
         }
+        assert isinstance(self.directory, Path), "a corpus is made on disk, and published then"
         unfinished = self.directory / f"{SIDECAR}.tmp"
         with unfinished.open("w", encoding="utf-8") as file:
             file.write(json.dumps(state, indent=2) + "\n")
@@ -128,22 +146,30 @@ class Corpus:
             os.fsync(file.fileno())
         unfinished.replace(self.directory / SIDECAR)
 
-    def split_directory(self, name: str) -> Path:
+    def split_directory(self, name: str) -> Path | StorePath:
         """The LitData directory of split ``train`` or ``val``."""
         assert name in self.splits, name
         return self.directory / name
 
     @property
-    def tokenizer_path(self) -> Path:
+    def tokenizer_path(self) -> Path | StorePath:
         """The Hugging Face ``tokenizer.json`` that made the tokens."""
         return self.directory / TOKENIZER
 
-    def _file_faults(self) -> list[str]:
+    def file_faults(self) -> list[str]:
+        """What is wrong with the files, as far as it shows without reading a token; one sentence for each fault.
+
+        Checked are the tokenizer's hash, and for each split its index (layout, dtype, lengths of the records)
+        and that each chunk file exists in its full size.
+        """
         faults = []
-        if not self.tokenizer_path.is_file():
+        try:
+            tokenizer_sha256 = hashlib.sha256(self.tokenizer_path.read_bytes()).hexdigest()
+        except (FileNotFoundError, MissingObject):
             faults.append(f"{self.tokenizer_path} is missing")
-        elif file_sha256(self.tokenizer_path) != self.tokenizer_sha256:
-            faults.append(f"{self.tokenizer_path} is not the file that made these tokens (its hash differs)")
+        else:
+            if tokenizer_sha256 != self.tokenizer_sha256:
+                faults.append(f"{self.tokenizer_path} is not the file that made these tokens (its hash differs)")
         for name, split in self.splits.items():
             faults += split_faults(
                 self.split_directory(name),
@@ -154,7 +180,7 @@ class Corpus:
         return faults
 
 
-def split_faults(directory: Path, *, tokens: int, record_tokens: int, dtype: str) -> list[str]:
+def split_faults(directory: Path | StorePath, *, tokens: int, record_tokens: int, dtype: str) -> list[str]:
     """Hold a LitData directory against what it should contain, reading its index and its files' sizes only.
 
     Args:
@@ -167,14 +193,17 @@ def split_faults(directory: Path, *, tokens: int, record_tokens: int, dtype: str
         One sentence for each fault; empty if there is none.
     """
     index_path = directory / "index.json"
-    if not directory.is_dir():
+    sizes = _sizes(directory)
+    if sizes is None:
         return [f"{directory} is missing"]
-    if not index_path.is_file():
+    if index_path.name not in sizes:
         return [f"{index_path} is missing"]
     try:
-        index = json.loads(index_path.read_text(encoding="utf-8"))
+        index = json.loads(index_path.read_bytes())
         found_dtype = index["config"]["temporal_schema"]["fields"]["tokens"]["dtype"]
         chunks = [(str(chunk["filename"]), list(map(int, chunk["temporal_frames"]))) for chunk in index["chunks"]]
+    except StoreError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [f"{index_path} is not the index of token records ({type(error).__name__}: {error})"]
 
@@ -194,11 +223,20 @@ def split_faults(directory: Path, *, tokens: int, record_tokens: int, dtype: str
         header = 4 * (2 + len(frames_of_chunk))
         size = header + sum(4 + frames * ITEM_BYTES[dtype] for frames in frames_of_chunk)
         chunk_path = directory / filename
-        if not chunk_path.is_file():
+        if filename not in sizes:
             faults.append(f"{chunk_path} is missing")
-        elif chunk_path.stat().st_size != size:
-            faults.append(f"{chunk_path} has {chunk_path.stat().st_size:,} bytes, not {size:,}")
+        elif sizes[filename] != size:
+            faults.append(f"{chunk_path} has {sizes[filename]:,} bytes, not {size:,}")
     return faults
+
+
+def _sizes(directory: Path | StorePath) -> dict[str, int] | None:
+    """The files in ``directory`` and their sizes, or None if there is no such directory."""
+    if isinstance(directory, StorePath):
+        return directory.sizes() or None
+    if not directory.is_dir():
+        return None
+    return {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -222,13 +260,22 @@ def _state_faults(state: Mapping[str, Any]) -> list[str]:
         return faults
     if set(state["splits"]) != set(SPLITS):
         faults.append(f"splits={sorted(state['splits'])} must be {list(SPLITS)}")
-    keys = dict.fromkeys(Split.__dataclass_fields__, int)
+    keys: dict[str, type | tuple[type, ...]] = {
+        "documents": int,
+        "tokens": int,
+        "bytes": (int, type(None)),
+        "sha256": str,
+    }
     for name, split in state["splits"].items():
         if not isinstance(split, dict):
             faults.append(f"splits.{name} must hold {', '.join(keys)}")
             continue
         wrong = _key_faults(split, keys, f"splits.{name}.")
-        faults += wrong or [f"splits.{name}.{key}={split[key]} must be at least 1" for key in keys if split[key] < 1]
+        faults += wrong or [
+            f"splits.{name}.{key}={split[key]} must be at least 1"
+            for key in ("documents", "tokens", "bytes")
+            if split[key] is not None and split[key] < 1
+        ]
     if state["dtype"] not in ITEM_BYTES:
         faults.append(f"dtype={state['dtype']!r} must be one of {', '.join(ITEM_BYTES)}")
     elif state["dtype"] == "uint16" and dtype_for(state["vocab_size"]) != "uint16":
@@ -241,11 +288,13 @@ def _state_faults(state: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def _key_faults(state: Mapping[str, Any], keys: Mapping[str, type], prefix: str) -> list[str]:
+def _key_faults(state: Mapping[str, Any], keys: Mapping[str, type | tuple[type, ...]], prefix: str) -> list[str]:
     faults = [f"{prefix}{key} is missing" for key in keys if key not in state]
     faults += [f"{prefix}{key} is unknown" for key in state if key not in keys]
     for key, kind in keys.items():
+        kinds = kind if isinstance(kind, tuple) else (kind,)
         # bool is an int to isinstance
-        if key in state and type(state[key]) is not kind:
-            faults.append(f"{prefix}{key}={state[key]!r} must be of type {kind.__name__}")
+        if key in state and type(state[key]) not in kinds:
+            names = " or ".join("null" if each is type(None) else each.__name__ for each in kinds)
+            faults.append(f"{prefix}{key}={state[key]!r} must be of type {names}")
     return faults

@@ -48,10 +48,10 @@ def shard(batch: Sequence[Window], *, accumulation: int, world_size: int, rank: 
     Raises:
         UserError: if the batch does not divide.
     """
-    if faults := batch_faults(len(batch), world_size, accumulation):
-        raise UserError(faults)
+    size, rest = divmod(len(batch), world_size * accumulation)
+    if rest:
+        raise UserError(batch_faults(len(batch), world_size, accumulation))
     assert 0 <= rank < world_size
-    size = len(batch) // (world_size * accumulation)
     starts = ((micro * world_size + rank) * size for micro in range(accumulation))
     return [list(batch[start : start + size]) for start in starts]
 

@@ -1,42 +1,40 @@
-"""Which text files are documents, which are held out, and how they are read. Standard library only.
+"""Which files are read, what the work is cut into, and the documents of each piece.
 
-A document is a file, or a range of bytes of one. Text is decoded strictly as UTF-8 and never changed:
-newlines, byte-order marks and control characters stay as they are.
+A document is a text file, a line of a JSON Lines file, or a row of a Parquet file or of a Hugging Face data set.
 """
 
 from __future__ import annotations
 
-import codecs
-import hashlib
-import mmap
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
+from tst_lightning.data.formats.blocks import COMPRESSIONS, compression_fault
+from tst_lightning.data.formats.hub import plan_dataset, read_dataset
+from tst_lightning.data.formats.jsonl import jsonl_fault, plan_jsonl, read_jsonl
+from tst_lightning.data.formats.parquet import plan_parquet, read_parquet
+from tst_lightning.data.formats.plain import plan_text, read_text
+from tst_lightning.data.pieces import EMPTY, NOT_TEXT, End, Piece, UnreadableInput
 from tst_lightning.errors import UserError
 
-BLOCK_BYTES = 1 << 16
+__all__ = [
+    "EMPTY",
+    "FORMATS",
+    "NOT_TEXT",
+    "End",
+    "Piece",
+    "UnreadableInput",
+    "find_files",
+    "plan_dataset",
+    "plan_pieces",
+    "read_piece",
+]
 
-EMPTY = "empty"
-NOT_TEXT = "not UTF-8 text"
-UNREADABLE = "not readable"
-
-
-@dataclass(frozen=True)
-class Document:
-    """The bytes ``start <= i < stop`` of a text file."""
-
-    path: str
-    start: int
-    stop: int
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of text."""
-        return self.stop - self.start
+FORMATS = ("auto", "text", "jsonl", "parquet")
+_EXTENSIONS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_FAULTS_SHOWN = 20
 
 
 def find_files(inputs: Iterable[Path], patterns: Sequence[str], excludes: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -83,133 +81,84 @@ def _files_below(folder: Path, patterns: Sequence[str], excludes: Sequence[str],
     return [folder / path for path in files]
 
 
-def check_file(path: str, advance: Callable[[int], None]) -> Document | str:
-    """Read a whole file and say whether it is a document.
+def plan_pieces(files: Sequence[str], *, format: str = "auto", field: str = "text") -> list[Piece]:
+    """Cut files into pieces of whole documents, in the order of the files. None of them is read far.
 
     Args:
-        path: the file.
-        advance: told of bytes as they are read.
-
-    Returns:
-        The document, or why the file is skipped.
-    """
-    size = 0
-    decoder = codecs.getincrementaldecoder("utf-8")("strict")
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for ever
-            return UNREADABLE
-        with open(path, "rb") as file:
-            while block := file.read(16 * BLOCK_BYTES):
-                if b"\0" in block:
-                    return NOT_TEXT
-                decoder.decode(block)
-                size += len(block)
-                advance(len(block))
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return NOT_TEXT
-    except OSError:
-        return UNREADABLE
-    return Document(path, 0, size) if size else EMPTY
-
-
-def split_documents(
-    documents: Sequence[Document], *, held_out: float, seed: int
-) -> tuple[list[Document], list[Document]]:
-    """Hold out about ``held_out`` of the documents for validation: at least one, and never all.
-
-    Whether a document is held out depends on the seed and its place in ``documents`` alone. A single document
-    has its end held out instead, from the line break nearest to the fraction.
-
-    Returns:
-        Training and held-out documents, in order.
+        files: paths.
+        format: "text", "jsonl" or "parquet" for all of them; "auto" goes by each name. Compression goes by the
+            name (``.gz``, ``.zst``) in any case.
+        field: the JSON key or Parquet column that holds the text.
 
     Raises:
-        UserError: if a single document has no line break to cut it at.
+        UserError: naming every file that cannot be opened, is not what its name says or has no such field.
     """
-    assert documents and 0 < held_out < 1
-    if len(documents) == 1:
-        front, end = _cut(documents[0], held_out)
-        return [front], [end]
-
-    def draw(index: int) -> float:
-        digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") / 2**64
-
-    draws = [draw(index) for index in range(len(documents))]
-    chosen = {index for index, value in enumerate(draws) if value < held_out}
-    chosen |= {draws.index(min(draws))}
-    chosen -= {draws.index(max(draws))}
-    train = [document for index, document in enumerate(documents) if index not in chosen]
-    return train, [documents[index] for index in sorted(chosen)]
-
-
-def _cut(document: Document, held_out: float) -> tuple[Document, Document]:
-    target = document.stop - round(document.bytes * held_out)
-    with (
-        open(document.path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
-    ):
-        breaks = (text.rfind(b"\n", 0, target) + 1, text.find(b"\n", target) + 1)
-        cuts = [cut for cut in breaks if 0 < cut < document.stop]
-    if not cuts:
-        raise UserError(
-            f"{document.path} is the only document and has no line break at which its end could be held out: "
-            "give at least two documents"
-        )
-    cut = min(cuts, key=lambda cut: abs(cut - target))
-    return Document(document.path, 0, cut), Document(document.path, cut, document.stop)
+    if format not in FORMATS:
+        raise UserError(f"--format {format} must be one of {', '.join(FORMATS)}")
+    pieces: list[Piece] = []
+    faults = []
+    for path in files:
+        kind, compression = _kind(path)
+        planned = _plan_file(path, kind if format == "auto" else format, compression, field)
+        if isinstance(planned, str):
+            faults.append(planned)
+        else:
+            pieces += planned
+    if field != "text" and pieces and all(piece.field is None for piece in pieces):
+        faults.append(f"--field {field} belongs to JSON Lines and Parquet, and all inputs are text files: leave it out")
+    if faults:
+        more = len(faults) - _FAULTS_SHOWN
+        raise UserError(faults[:_FAULTS_SHOWN] + ([f"{more:,} more files have faults like these"] if more > 0 else []))
+    return pieces
 
 
-def read_pieces(document: Document, *, cuttable: bool) -> Iterator[str]:
-    """The text of a document in order, in pieces of about ``BLOCK_BYTES`` if ``cuttable``, else in one.
+def read_piece(piece: Piece, advance: Callable[[int], None], *, cuttable: bool) -> Iterator[str | End]:
+    """The documents of a piece: the text of each in order, in one or several strings, then its end.
 
-    Pieces end between an ASCII letter or digit and a newline, nowhere else; a text without such a place stays
-    in one piece.
+    Args:
+        piece: what to read.
+        advance: told of bytes of input as they are read; they add up to ``piece.bytes``.
+        cuttable: whether a text may be given in strings that are encoded one by one. They end between an ASCII
+            letter or digit and a newline, nowhere else. If not, a document is one string.
 
     Raises:
-        UserError: if the file changed since it was checked.
+        UnreadableInput: if an input changed since the work was planned, or is damaged. Its message names the file.
     """
-    pending: list[str] = []
-    last = ""  # the character before the block
+    return _READERS[piece.format](piece, advance, cuttable=cuttable)
+
+
+_READERS = {"text": read_text, "jsonl": read_jsonl, "parquet": read_parquet, "hf": read_dataset}
+
+
+def _kind(path: str) -> tuple[str, str]:
+    """Format and compression by a file's name."""
+    name = PurePath(path).name.lower()
+    compression = "none"
+    for extension, kind in COMPRESSIONS.items():
+        if name.endswith(extension):
+            compression, name = kind, name.removesuffix(extension)
+    extension = PurePath(name).suffix
+    if compression != "none" and extension in (".json", ".parquet"):
+        # JSON Lines is shipped as .json.gz; a plain .json is mostly one value. Parquet compresses by itself.
+        return ("jsonl" if extension == ".json" else "text"), compression
+    return _EXTENSIONS.get(extension, "text"), compression
+
+
+def _plan_file(path: str, format: str, compression: str, field: str) -> list[Piece] | str:
+    """The pieces of a file, or what is wrong with it."""
     try:
-        for block in _blocks(document):
-            cut = _last_cut(last, block) if cuttable else None
-            if cut is not None:
-                pending.append(block[:cut])
-                if piece := "".join(pending):
-                    yield piece
-                pending = [block[cut:]]
-            else:
-                pending.append(block)
-            last = block[-1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{document.path} changed while it was read ({error}): start again") from error
-    if piece := "".join(pending):
-        yield piece
-
-
-def _blocks(document: Document) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")("strict")
-    left = document.bytes
-    with open(document.path, "rb") as file:
-        if os.fstat(file.fileno()).st_size < document.stop:
-            raise OSError("it is shorter now")
-        file.seek(document.start)
-        while left:
-            block = file.read(min(BLOCK_BYTES, left))
-            if not block:
-                raise OSError("it is shorter now")
-            left -= len(block)
-            if text := decoder.decode(block, final=not left):
-                yield text
-
-
-def _last_cut(last: str, block: str) -> int | None:
-    end = len(block)
-    while (place := block.rfind("\n", 0, end)) >= 0:
-        before = block[place - 1] if place else last
-        if before.isascii() and before.isalnum():
-            return place
-        end = place
-    return None
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            return f"{path} is not a regular file: leave it out (--exclude)"
+        if fault := compression_fault(path, "none" if format == "parquet" else compression):
+            return fault
+        if format == "parquet":
+            return plan_parquet(path, field)
+        if format == "text":
+            return plan_text(path, compression, status.st_size)
+        pieces = plan_jsonl(path, compression, status.st_size, field)
+        return (jsonl_fault(pieces[0]) if pieces else None) or pieces
+    except UnreadableInput as error:
+        return str(error)
+    except OSError as error:
+        return f"{path} cannot be opened ({error.strerror or error}): make it readable, or leave it out (--exclude)"

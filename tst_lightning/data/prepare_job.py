@@ -1,39 +1,36 @@
-"""The work of ``tst-lightning prepare``, in a process of its own.
+"""The work of ``tst-lightning prepare``, in a process of its own (see :mod:`tst_lightning.data.jobs`).
 
-``litdata.optimize`` changes the process that calls it (start method, random seeds, signal handlers) and
-returns normally when its worker was killed; tokenizers cannot be interrupted. So the command only watches
-this process: it reads one job from standard input, reports events as JSON lines on standard output, and
-whatever a library prints goes to standard error. It ends when standard input does: its parent is gone then.
+The input is cut into parts that do not depend on workers or shards. Each part is tokenised, in parallel, and stays
+on the disk; the parts are assembled in their order at the end. A resumed job does what is missing.
 """
 
 from __future__ import annotations
 
-import errno
+import hashlib
+import importlib
 import json
 import os
 import shutil
-import signal
-import sys
 import threading
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
-from tst_lightning.data.corpus import TOKENIZER, Corpus, Split, file_sha256, split_faults
-from tst_lightning.data.documents import EMPTY, Document, check_file, split_documents
+from tst_lightning.data.assemble import Choice, assemble, held_out_documents
+from tst_lightning.data.corpus import TOKENIZER, file_sha256
+from tst_lightning.data.documents import EMPTY, End, Piece, plan_dataset, plan_pieces, read_piece
+from tst_lightning.data.jobs import Reporter, serve
+from tst_lightning.data.parts import Part, PartWriter, read_part, together
+from tst_lightning.data.pieces import PIECE_BYTES
+from tst_lightning.data.pool import in_parallel, use_threads
+from tst_lightning.data.shards import PARTS, finish_shard
+from tst_lightning.data.single import cut_in_two, front_of
+from tst_lightning.data.tokenise import AMBIGUOUS, TextTokenizer, encode_pieces, load_tokenizer, train_tokenizer
 from tst_lightning.errors import UserError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from tst_lightning.data.tokenise import TextTokenizer
-
-AMBIGUOUS = "text holds the end-of-text token"
-CHUNK_BYTES = 64_000_000
-SPARE_BYTES = 2**20  # for indices and logs beside the tokens
+PART_BYTES = PIECE_BYTES
+PLAN = "plan.json"
 
 
 @dataclass
@@ -41,221 +38,327 @@ class Job:
     """What the process is asked to do.
 
     Attributes:
-        files: text files in order.
-        bytes: their size in all, for the progress.
-        prepared: an existing, empty directory that becomes the prepared corpus.
-        scratch: an existing directory for temporary files.
+        files: input files in order.
+        dataset: a Hugging Face data set instead, as ``[name, configuration, split]``.
+        format: of the files.
+        field: the JSON key or column that holds the text.
+        work: an existing directory for all that is not finished.
         tokenizer: a ``tokenizer.json``, or None to train one.
         train_tokenizer: the size of the vocabulary to train.
         end_of_text: the token that closes a document; None for the tokenizer's own.
         held_out: share of the documents to hold out.
-        seed: of what is held out.
+        seed: of what is held out, and of the shuffle.
+        shuffle: whether to shuffle the training documents.
+        max_tokens: where to stop.
+        shard: ``[I, N]``: only tokenise part I of N.
+        workers: processes.
         record_tokens: tokens a record.
     """
 
     files: list[str]
-    bytes: int
-    prepared: str
-    scratch: str
+    dataset: list[Any] | None
+    format: str
+    field: str
+    work: str
     tokenizer: str | None
     train_tokenizer: int | None
     end_of_text: str | None
     held_out: float
     seed: int
+    shuffle: bool
+    max_tokens: int | None
+    shard: list[int] | None
+    workers: int
     record_tokens: int
-
-
-@dataclass
-class Reporter:
-    """Writes events for the parent: phases, progress ten times a second, the result or the faults."""
-
-    stream: IO[str]
-    done: int = 0
-    documents: int = 0
-    tokens: int = 0
-    _last: float = field(default=0.0)
-
-    def event(self, **values: Any) -> None:
-        """Write one event."""
-        self.stream.write(json.dumps(values) + "\n")
-        self.stream.flush()
-
-    def phase(self, name: str, total: int) -> None:
-        """Begin a phase of ``total`` bytes of text."""
-        self.done = self.documents = self.tokens = 0
-        self.event(event="phase", name=name, total=total)
-
-    def advance(self, size: int = 0, *, documents: int = 0, tokens: int = 0) -> None:
-        """Count progress."""
-        self.done += size
-        self.documents += documents
-        self.tokens += tokens
-        if time.monotonic() - self._last >= 0.1:
-            self._last = time.monotonic()
-            self.event(event="progress", done=self.done, documents=self.documents, tokens=self.tokens)
 
 
 def main() -> None:
-    """Do the job on standard input and exit: 0 with a result, 1 with faults."""
-    job = Job(**json.loads(sys.stdin.buffer.readline()))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    report = Reporter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
-    os.dup2(2, 1)
-    # a forked worker must not hold the parent's pipe open after this process was killed
-    os.register_at_fork(after_in_child=lambda: os.close(report.stream.fileno()))
-    try:
-        report.event(event="result", **prepare_corpus(job, report))
-    except UserError as error:
-        report.event(event="faults", faults=error.faults)
-        sys.exit(1)
-    except OSError as error:  # a full disk, above all: no traceback helps there
-        report.event(event="failed", message=str(error))
-        sys.exit(1)
-
-
-def _end_with_parent() -> None:
-    # Not sys.stdin.read(): a thread that waits in it holds its lock, on which every forked worker would hang.
-    while os.read(0, 1024):
-        pass
-    os.killpg(os.getpgid(0), signal.SIGKILL)
+    """Do the job on standard input."""
+    serve(Job, prepare_corpus)
 
 
 def prepare_corpus(job: Job, report: Reporter) -> dict[str, Any]:
-    """Turn the job's files into a prepared corpus.
+    """Turn the job's input into ``work/prepared``: a corpus, or a shard of one.
 
     Returns:
-        ``skipped`` (reason to file names) and ``cut`` (whether the end of a single document was held out).
+        ``skipped`` (see :data:`~tst_lightning.data.parts.Skipped`) and ``cut`` (whether the end of a single document
+        was held out).
 
     Raises:
         UserError: naming what the user can mend.
-        RuntimeError: if LitData lost records.
+        OSError: if an input cannot be read to its end, or the disk is full.
     """
-    from tst_lightning.data import tokenise
+    use_threads(job.workers)
+    work = Path(job.work)
+    prepared, scratch, parts_folder = work / "prepared", work / "scratch", work / PARTS
+    if (prepared / PARTS).is_dir():  # of a shard that was finished but for its name
+        (prepared / PARTS).rename(parts_folder)
+    for folder in (prepared, scratch):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    parts_folder.mkdir(exist_ok=True)
+    pieces = _plan(job)
+    groups = _grouped(pieces)
+    _hold_against_plan(job, pieces, groups, work / PLAN)
 
-    documents, skipped = _check_files(job, report)
-    train, val = split_documents(documents, held_out=job.held_out, seed=job.seed)
-    splits = {"train": train, "val": val}
-
-    prepared = Path(job.prepared)
-    tokenizer_path = prepared / TOKENIZER
+    tokenizer_path = work / TOKENIZER
     if job.tokenizer is not None:
         shutil.copyfile(job.tokenizer, tokenizer_path)
-    else:
-        assert job.train_tokenizer is not None
-        report.phase("training the tokenizer", _bytes(train))
-        tokenise.train_tokenizer(
-            train, job.train_tokenizer, tokenizer_path, lambda text: report.advance(_text_bytes(text))
-        )
-    tokenizer = tokenise.load_tokenizer(tokenizer_path, job.end_of_text)
+    elif not tokenizer_path.exists():
+        _train(job, groups, tokenizer_path, report)
+    tokenizer = load_tokenizer(tokenizer_path, job.end_of_text)
 
-    def advance(text: str, tokens: int) -> None:
-        report.advance(_text_bytes(text), documents=not text, tokens=tokens)
+    if job.shard is None:  # LitData takes some seconds to load, most of them while this process waits for others
+        threading.Thread(target=importlib.import_module, args=("litdata.streaming",), daemon=True).start()
+    numbers = range(len(groups))
+    if job.shard is not None:
+        index, count = job.shard
+        numbers = range(index * len(groups) // count, (index + 1) * len(groups) // count)
+    parts = _tokenise(job, groups, numbers, parts_folder, tokenizer_path, tokenizer, report)
+    skipped = together(parts)
+    shutil.copyfile(tokenizer_path, prepared / TOKENIZER)
+    if job.shard is not None:
+        finish_shard(prepared, parts, _identity(pieces, tokenizer_path, tokenizer), job.shard, len(groups))
+        return {"skipped": skipped, "cut": False}
 
-    report.phase("tokenising", _bytes(documents))
-    spooled = {}
-    for name, part in splits.items():
-        with _spool_path(job, name).open("wb") as spool:
-            spooled[name] = tokenise.encode_documents(part, tokenizer, spool, advance)
-        if ambiguous := spooled[name].ambiguous:
-            skipped.setdefault(AMBIGUOUS, []).extend(document.path for document in ambiguous)
-    empty = [name for name in splits if not spooled[name].split.documents]
-    if empty:
-        raise UserError(
-            f"every document of {' and '.join(empty)} holds {tokenizer.end_of_text!r}, which this tokenizer "
-            "cannot tell from its end-of-text token: name another one with --end-of-text"
-        )
-
-    report.phase("writing", 0)
-    for name in splits:
-        _write(job, name, spooled[name].split, tokenizer)
-    Corpus(
-        directory=prepared,
-        tokenizer_sha256=file_sha256(tokenizer_path),
-        vocab_size=tokenizer.vocab_size,
-        end_of_text=tokenizer.end_of_text,
-        end_of_text_id=tokenizer.end_of_text_id,
-        max_token_id=max(part.max_token_id for part in spooled.values()),
-        dtype=tokenizer.dtype,
-        record_tokens=job.record_tokens,
-        splits={name: part.split for name, part in spooled.items()},
-    ).save()
-    return {"skipped": skipped, "cut": len(documents) == 1}
-
-
-def _check_files(job: Job, report: Reporter) -> tuple[list[Document], dict[str, list[str]]]:
-    documents: list[Document] = []
-    skipped: dict[str, list[str]] = {}
-    report.phase("checking the text", job.bytes)
-    for path in job.files:
-        checked = check_file(path, report.advance)
-        if isinstance(checked, Document):
-            documents.append(checked)
-            report.advance(documents=1)
-        else:
-            skipped.setdefault(checked, []).append(path)
+    choice = Choice(job.held_out, job.seed, job.shuffle, job.max_tokens)
+    documents = sum(part.documents for part in parts)
     if not documents:
-        reasons = ", ".join(f"{len(paths)} {reason} ({paths[0]}, ...)" for reason, paths in skipped.items())
-        way_out = "give files with text" if set(skipped) == {EMPTY} else "give readable UTF-8 text files"
-        raise UserError(f"none of the {len(job.files)} input files is a document: {reasons}: {way_out}")
-    return documents, skipped
+        raise UserError(_no_document(pieces, skipped, tokenizer))
+    single = None
+    if documents == 1 and (job.max_tokens is None or sum(part.tokens for part in parts) <= job.max_tokens):
+        single = _text_file(pieces, next(part.first_document for part in parts if part.documents))
+    if single is not None:
+        parts = [cut_in_two(single, job.held_out, scratch, tokenizer)]
+        choice = Choice(job.held_out, job.seed, held_out_from=1)
+    assemble(parts, tokenizer, prepared, scratch, choice, record_tokens=job.record_tokens, report=report)
+    return {"skipped": skipped, "cut": single is not None}
 
 
-def _write(job: Job, name: str, split: Split, tokenizer: TextTokenizer) -> None:
-    """Turn a spooled split into a LitData directory of records."""
-    # litdata empties these folders, which other programs of the same user may be using
-    os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = str(Path(job.scratch, "litdata-cache"))
-    os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = str(Path(job.scratch, "litdata-data"))
-    from litdata import optimize
-    from litdata.streaming import TemporalArrayLoader
+# ------------------------------------------------------------------------------ what there is to do
 
-    spool = _spool_path(job, name)
-    directory = Path(job.prepared, name)
-    needed = spool.stat().st_size + SPARE_BYTES
-    free = shutil.disk_usage(job.prepared).free
-    if free < needed:  # LitData 0.2.76 waits for ever for a writer that met a full disk
-        raise OSError(errno.ENOSPC, f"No space left on device: {needed:,} bytes are needed for {name}, {free:,} free")
-    optimize(
-        fn=_Records(str(spool), tokenizer.dtype, job.record_tokens),
-        inputs=list(range(-(-split.tokens // job.record_tokens))),
-        output_dir=str(directory),
-        chunk_bytes=CHUNK_BYTES,
-        num_workers=1,  # it only copies
-        reorder_files=False,
-        keep_data_ordered=True,
-        item_loader=TemporalArrayLoader(),
-        # a spawned worker imports everything again, about three seconds; elsewhere forking is not safe
-        start_method="fork" if sys.platform == "linux" else "spawn",
-        verbose=False,
-    )
-    faults = split_faults(directory, tokens=split.tokens, record_tokens=job.record_tokens, dtype=tokenizer.dtype)
+
+def _plan(job: Job) -> list[Piece]:
+    if job.dataset is not None:
+        name, configuration, split = job.dataset
+        return plan_dataset(name, config=configuration, split=split, field=job.field)
+    return plan_pieces(job.files, format=job.format, field=job.field)
+
+
+def _grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Pieces in parts of about ``PART_BYTES``."""
+    groups: list[list[Piece]] = []
+    size = PART_BYTES
+    for piece in pieces:
+        if size >= PART_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(piece)
+        size += piece.bytes
+    return groups
+
+
+def _identity(pieces: Sequence[Piece], path: Path, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """What must be the same in all shards: wherever the files lie on each machine."""
+    listed = [[os.path.basename(p.path), p.format, p.start, p.stop, p.bytes, p.field] for p in pieces]
+    return {
+        "inputs_sha256": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
+        "tokenizer_sha256": file_sha256(path),
+        "end_of_text": tokenizer.end_of_text,
+    }
+
+
+def _hold_against_plan(job: Job, pieces: Sequence[Piece], groups: Sequence[Sequence[Piece]], path: Path) -> None:
+    """See that a resumed job is the one that was begun; keep the plan of a new one.
+
+    Raises:
+        UserError: with every difference.
+    """
+    options: dict[str, Any] = {
+        "--hf, --hf-config, --hf-split": job.dataset,
+        "--format": job.format,
+        "--field": job.field,
+        "--tokenizer (hash)": None if job.tokenizer is None else file_sha256(Path(job.tokenizer))[:16],
+        "--train-tokenizer": job.train_tokenizer,
+        "--end-of-text": job.end_of_text,
+        "--shard": None if job.shard is None else "{}/{}".format(*job.shard),
+    }
+    if job.train_tokenizer is not None:  # which learns from what is not held out
+        options |= {"--held-out": job.held_out, "--seed": job.seed}
+    inputs = {}
+    for piece in pieces:
+        status = os.stat(piece.path)
+        inputs[piece.path] = [status.st_size, status.st_mtime_ns]
+    plan = {"options": options, "inputs": inputs, "parts": len(groups)}
+    if not path.exists():
+        unfinished = path.with_name(f"{path.name}.tmp")
+        unfinished.write_text(json.dumps(plan), encoding="utf-8")
+        unfinished.replace(path)
+        return
+    try:
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        faults = [
+            f"{name} was {_given(value)}, and is {_given(options.get(name))} now"
+            for name, value in begun["options"].items()
+            if value != options.get(name)
+        ]
+        was = begun["inputs"]
+        files = {
+            "changed since": [name for name in was if name in inputs and inputs[name] != was[name]],
+            "not among the inputs now": [name for name in was if name not in inputs],
+            "not among the inputs then": [name for name in inputs if name not in was],
+        }
+        faults += [f"{_first_of(names)}: {what}" for what, names in files.items() if names]
+        if not faults and list(was) != list(inputs):
+            faults.append("the inputs come in another order now")
+        if not faults and begun["parts"] != len(groups):
+            faults.append("another release cut the input into other parts")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"--resume: {path} is damaged ({type(error).__name__}: {error}): delete {path.parent} to begin anew"
+        ) from error
     if faults:
-        raise RuntimeError(f"LitData did not write all of the {name} split: {'; '.join(faults)}")
-    spool.unlink()
+        raise UserError(
+            f"--resume: {fault}: give what was given then, or delete {path.parent} to begin anew" for fault in faults
+        )
 
 
-@dataclass(frozen=True)
-class _Records:
-    """Record ``index`` of a spooled stream."""
-
-    spool: str
-    dtype: str
-    record_tokens: int
-
-    def __call__(self, index: int) -> dict[str, NDArray[np.integer[Any]]]:
-        import numpy as np
-
-        dtype = np.dtype(self.dtype)
-        offset = index * self.record_tokens * dtype.itemsize
-        return {"tokens": np.fromfile(self.spool, dtype, count=self.record_tokens, offset=offset)}
+def _given(value: object) -> object:
+    return "not given" if value is None else value
 
 
-def _spool_path(job: Job, name: str) -> Path:
-    return Path(job.scratch, f"{name}.tokens")
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
 
 
-def _bytes(documents: Sequence[Document]) -> int:
-    return sum(document.bytes for document in documents)
+def _no_document(pieces: Sequence[Piece], skipped: dict[str, Any], tokenizer: TextTokenizer) -> str:
+    files = len({piece.path for piece in pieces})
+    reasons = ", ".join(
+        f"{count:,} {reason} ({names[0]}{', ...' if count > 1 else ''})" for reason, (count, names) in skipped.items()
+    )
+    if set(skipped) == {AMBIGUOUS}:
+        return (
+            f"every document holds {tokenizer.end_of_text!r}, which this tokenizer cannot tell from its end-of-text "
+            "token: name another one with --end-of-text"
+        )
+    way_out = "give files with text" if set(skipped) <= {EMPTY} else "give readable UTF-8 text"
+    return f"there is no document in the input ({files:,} files){': ' if reasons else ''}{reasons}: {way_out}"
 
 
-def _text_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+# ------------------------------------------------------------------------------ tokenising
+
+
+def _tokenise(
+    job: Job,
+    groups: Sequence[Sequence[Piece]],
+    numbers: Sequence[int],
+    folder: Path,
+    tokenizer_path: Path,
+    tokenizer: TextTokenizer,
+    report: Reporter,
+) -> list[Part]:
+    """The parts of those numbers, as far as ``max_tokens`` asks for them."""
+    found = {number: _read_whole(folder, number) for number in numbers}
+    missing = [number for number in numbers if found[number] is None]
+    report.phase("tokenising", sum(piece.bytes for number in missing for piece in groups[number]))
+    tasks = [(groups[number], folder, number, str(tokenizer_path), job.end_of_text) for number in missing]
+    made = in_parallel(_tokenise_part, tasks, job.workers, report)
+    parts: list[Part] = []
+    tokens = 0
+    for number in numbers:
+        if job.max_tokens is not None and tokens > job.max_tokens:
+            break
+        part = found[number]
+        parts.append(next(made) if part is None else part)
+        tokens += parts[-1].tokens
+    made.close()  # ends what runs ahead
+    return parts
+
+
+def _read_whole(folder: Path, number: int) -> Part | None:
+    """A part that an interrupted call has finished; a machine that went down may have lost some of it."""
+    try:
+        part = read_part(folder, number)
+    except UserError:
+        return None
+    return part if part is not None and part.fault() is None else None
+
+
+_loaded: dict[tuple[str, str | None], TextTokenizer] = {}
+
+
+def _tokenise_part(
+    pieces: Sequence[Piece],
+    folder: Path,
+    number: int,
+    tokenizer_path: str,
+    end_of_text: str | None,
+    advance: Callable[[int, int, int], None],
+) -> Part:
+    key = (tokenizer_path, end_of_text)
+    if key not in _loaded:
+        _loaded[key] = load_tokenizer(Path(tokenizer_path), end_of_text)
+    tokenizer = _loaded[key]
+    with PartWriter(folder, number, tokenizer.dtype) as part:
+        encode_pieces(pieces, tokenizer, part, advance)
+        return part.finish()
+
+
+def _text_file(pieces: Sequence[Piece], name: str | None) -> Piece | None:
+    """The text file of that name, if it is one."""
+    return next((piece for piece in pieces if piece.format == "text" and piece.path == name), None)
+
+
+# ------------------------------------------------------------------------------ training a tokenizer
+
+
+def _train(job: Job, groups: Sequence[Sequence[Piece]], path: Path, report: Reporter) -> None:
+    """Train a tokenizer on the documents that will not be held out."""
+    assert job.train_tokenizer is not None
+    total = sum(piece.bytes for pieces in groups for piece in pieces)
+    report.phase("counting the documents", total)
+    counted = list(in_parallel(_count, [(pieces,) for pieces in groups], job.workers, report))
+    documents = sum(count for count, _, _ in counted)
+    skipped = {name for _, _, names in counted for name in names}
+    pieces = [piece for group in groups for piece in group if piece.path not in skipped]
+    held_out: set[int] = set()
+    single = None
+    if documents > 1:
+        held_out = set(held_out_documents(documents, held_out=job.held_out, seed=job.seed).tolist())
+    elif documents == 1:
+        single = _text_file(pieces, next(name for count, name, _ in counted if count))
+    report.phase("training the tokenizer", total)
+    if single is not None:
+        texts: Iterable[str] = front_of(single, job.held_out, Path(job.work, "scratch"))
+    else:
+        texts = _texts(pieces, held_out, report)
+    train_tokenizer(texts, job.train_tokenizer, path)
+
+
+def _count(pieces: Sequence[Piece], advance: Callable[[int, int, int], None]) -> tuple[int, str | None, list[str]]:
+    """How many documents there are, the name of the first one, and which text files are none."""
+    count, first = 0, None
+    skipped = []
+    for piece in pieces:
+        before = count
+        for text in read_piece(piece, lambda size: advance(size, 0, 0), cuttable=True):
+            if isinstance(text, End):
+                if text.skipped is None:
+                    count += 1
+                    first = first or text.name
+                elif piece.format == "text":
+                    skipped.append(piece.path)
+        advance(0, count - before, 0)
+    return count, first, skipped
+
+
+def _texts(pieces: Sequence[Piece], held_out: set[int], report: Reporter) -> Iterator[str]:
+    """The text of the training documents, in stretches."""
+    number = 0
+    for piece in pieces:
+        for text in read_piece(piece, report.advance, cuttable=True):
+            if isinstance(text, str):
+                if number not in held_out:
+                    yield text
+            elif text.skipped is None:
+                number += 1

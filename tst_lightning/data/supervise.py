@@ -12,35 +12,44 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from tst_lightning.data.prepare_job import Job
 from tst_lightning.errors import UserError
 
 _LINE_SECONDS = 10.0
-_JOB = "import sys; sys.path[:] = sys.argv[1:]; from tst_lightning.data.prepare_job import main; main()"
+_JOB = "import importlib, sys; sys.path[:] = sys.argv[2:]; importlib.import_module(sys.argv[1]).main()"
 
 
 class PrepareError(RuntimeError):
-    """Preparing failed for a reason that is not in the arguments; nothing was left behind.
+    """The work failed for a reason that is not in the arguments.
 
     Attributes:
+        left: what became of the work done so far.
         log: what the libraries printed.
     """
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
+        self.left = ""
         self.log = log
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}: {self.left}" if self.left else super().__str__()
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the command to stop."""
+    """A signal asked the command to stop.
+
+    Attributes:
+        signal: its number.
+        left: what became of the work done so far.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.signal = number
+        self.left = ""
 
 
 @contextmanager
@@ -69,8 +78,22 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_job(job: Job, log_path: Path, progress: Progress) -> dict[str, Any]:
-    """Let another process do the job, and end it with everything it started, whatever happens here."""
+def run_job(job: Any, log: IO[str], progress: Progress) -> dict[str, Any]:
+    """Let another process do the job, and end it with everything it started, whatever happens here.
+
+    Args:
+        job: a dataclass; the module that defines it has a ``main`` that serves it
+            (:func:`tst_lightning.data.jobs.serve`).
+        log: a file for what libraries print; what it holds is lost.
+        progress: shows the job's.
+
+    Returns:
+        What the job returns.
+
+    Raises:
+        UserError: of the job.
+        PrepareError: if it failed in another way.
+    """
     # A variable of a launcher must not make LitData think that it is one of several workers.
     environment = {
         name: value
@@ -78,40 +101,41 @@ def run_job(job: Job, log_path: Path, progress: Progress) -> dict[str, Any]:
         if not name.startswith("DATA_OPTIMIZER_") and name not in ("WORLD_SIZE", "GLOBAL_RANK", "NNODES")
     }
     result: dict[str, Any] | None = None
-    with log_path.open("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _JOB, *(os.path.abspath(path) for path in sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            encoding="utf-8",
-            env=environment,
-            start_new_session=True,  # Ctrl-C comes here alone, and the group can be killed as one
-        )
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            with suppress(BrokenPipeError):  # it died: its exit status says more
-                process.stdin.write(json.dumps(asdict(job)) + "\n")
-                process.stdin.flush()
-            result = _follow(process.stdout, progress)
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
-            process.wait()
-            process.stdout.close()
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            progress.close(finished=result is not None)
-        log.seek(0)
-        lines = log.read()
+    log.seek(0)
+    log.truncate()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _JOB, type(job).__module__, *(os.path.abspath(path) for path in sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        encoding="utf-8",
+        env=environment,
+        start_new_session=True,  # Ctrl-C comes here alone, and the group can be killed as one
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        with suppress(BrokenPipeError):  # it died: its exit status says more
+            process.stdin.write(json.dumps(asdict(job)) + "\n")
+            process.stdin.flush()
+        result = _follow(process.stdout, progress)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
+        process.wait()
+        process.stdout.close()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        progress.close(finished=result is not None)
+    log.seek(0)
+    lines = log.read()
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
         hint = " (was there too little memory?)" if name == "SIGKILL" else ""
-        raise PrepareError(f"the process that prepares the corpus was ended by {name}{hint}: nothing was left")
+        raise PrepareError(f"the process that prepares the corpus was ended by {name}{hint}")
     if process.returncode or result is None:
-        raise PrepareError("preparing failed, see the lines above: nothing was left", lines)
+        raise PrepareError("preparing failed, see the lines above", lines)
     return result
 
 
@@ -128,7 +152,7 @@ def _follow(events: IO[str], progress: Progress) -> dict[str, Any] | None:
         elif kind == "faults":
             raise UserError(event["faults"])
         elif kind == "failed":
-            raise PrepareError(f"{event['message']}: nothing was left")
+            raise PrepareError(event["message"])
         else:
             assert kind == "result", kind
             result = event

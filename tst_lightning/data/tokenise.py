@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tst_lightning.data.corpus import Split, dtype_for
-from tst_lightning.data.documents import Document, read_pieces
+from tst_lightning.data.corpus import dtype_for
+from tst_lightning.data.documents import End, Piece, read_piece
+from tst_lightning.data.parts import PartWriter
+from tst_lightning.data.stores import StorePath
 from tst_lightning.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 
-_BATCH_CHARACTERS = 1 << 22  # an encoded batch takes about 100 times as much memory
+AMBIGUOUS = "text holds the end-of-text token"
+
+_BATCH_CHARACTERS = 1 << 20  # an encoded batch takes about 30 times as much memory
+_END_CHARACTERS = 100  # what the end of a document counts for
 
 # Splitting patterns (GPT-2; Llama 3; Qwen) of which no match holds an ASCII letter or digit and a newline
 # after it, and none looks back: a cut between the two changes no match on either side.
@@ -41,8 +47,8 @@ class TextTokenizer:
         end_of_text: the token that closes a document.
         end_of_text_id: its id.
         vocab_size: the largest id plus one.
-        cuttable: a text may be encoded in the pieces of
-            :func:`~tst_lightning.data.documents.read_pieces` without any change of its tokens.
+        cuttable: a text may be encoded in the stretches of
+            :func:`~tst_lightning.data.documents.read_piece` without any change of its tokens.
     """
 
     tokenizer: Tokenizer
@@ -57,7 +63,7 @@ class TextTokenizer:
         return dtype_for(self.vocab_size)
 
 
-def load_tokenizer(path: Path, end_of_text: str | None = None) -> TextTokenizer:
+def load_tokenizer(path: Path | StorePath, end_of_text: str | None = None) -> TextTokenizer:
     """Read a Hugging Face ``tokenizer.json``.
 
     Args:
@@ -68,7 +74,7 @@ def load_tokenizer(path: Path, end_of_text: str | None = None) -> TextTokenizer:
         UserError: if it cannot be read, draws its tokens at random or has no end-of-text token.
     """
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())
     except Exception as error:  # tokenizers 0.23 raises nothing more specific
         raise UserError(f"--tokenizer {path} cannot be read ({error}): give a Hugging Face tokenizer.json") from error
     state = json.loads(tokenizer.to_str())
@@ -104,31 +110,23 @@ def load_tokenizer(path: Path, end_of_text: str | None = None) -> TextTokenizer:
     )
 
 
-def train_tokenizer(documents: Iterable[Document], vocab_size: int, path: Path, advance: Callable[[str], None]) -> None:
-    """Train a byte-level BPE tokenizer with exactly ``vocab_size`` tokens and save it.
+def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
+    """Train a byte-level BPE tokenizer with exactly ``vocab_size`` tokens and save it, whole or not at all.
 
     ``<|endoftext|>`` has id 0, the 256 bytes follow, so that no text is unknown; no space is added in front.
-    The same documents give the same file.
+    The same texts give the same file.
 
     Args:
-        documents: what it learns from.
+        texts: what it learns from; documents, or stretches of them that :class:`TextTokenizer` may cut.
         vocab_size: at least 257.
         path: where ``tokenizer.json`` is written.
-        advance: told of each piece of text as it is read.
 
     Raises:
-        UserError: if the documents are too few for so many tokens.
+        UserError: if the texts are too few for so many tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-
-    def texts() -> Iterator[str]:
-        for document in documents:
-            for piece in read_pieces(document, cuttable=True):
-                yield piece
-                advance(piece)
-
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -136,81 +134,92 @@ def train_tokenizer(documents: Iterable[Document], vocab_size: int, path: Path, 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts(), trainer=trainer)
+    tokenizer.train_from_iterator(texts, trainer=trainer)
     size = tokenizer.get_vocab_size()
     if size != vocab_size:
         raise UserError(
             f"--train-tokenizer {vocab_size}: the training documents repeat too little for more than {size} "
             f"tokens: ask for {size} or fewer, or give more text"
         )
-    tokenizer.save(str(path))
+    unfinished = path.with_name(f"{path.name}.tmp")
+    tokenizer.save(str(unfinished))
+    unfinished.replace(path)
 
 
-@dataclass
-class Spooled:
-    """What :func:`encode_documents` wrote.
+def encode_pieces(
+    pieces: Iterable[Piece], tokenizer: TextTokenizer, part: PartWriter, advance: Callable[[int, int, int], None]
+) -> None:
+    """Write the ids of every document, each closed by the end-of-text token.
 
-    Attributes:
-        split: the counts.
-        max_token_id: the largest id written.
-        ambiguous: documents left out, because their text holds the end-of-text token and the tokenizer cannot
-            write it as ordinary text.
-    """
-
-    split: Split
-    max_token_id: int
-    ambiguous: list[Document] = field(default_factory=list)
-
-
-def encode_documents(
-    documents: Iterable[Document],
-    tokenizer: TextTokenizer,
-    spool: BinaryIO,
-    advance: Callable[[str, int], None],
-) -> Spooled:
-    """Append the ids of every document, each closed by the end-of-text token, to ``spool`` as raw integers.
+    A document whose text holds the end-of-text token, where the tokenizer cannot write that as ordinary text, is
+    left out.
 
     Args:
-        documents: in order.
-        tokenizer: what encodes them.
-        spool: an empty file, open for writing.
-        advance: told of each piece of text and of the tokens it became.
+        pieces: the input, in order.
+        tokenizer: what encodes it.
+        part: where the ids go.
+        advance: told of input bytes read, of documents and of tokens written.
 
     Raises:
-        UserError: if a file changed since it was checked, or an id lies outside the vocabulary.
+        UnreadableInput: if an input cannot be read to its end.
+        UserError: if an id lies outside the vocabulary.
     """
-    item_bytes = np.dtype(tokenizer.dtype).itemsize
-    end = np.array([tokenizer.end_of_text_id], dtype=tokenizer.dtype)
-    spooled = Spooled(Split(0, 0, 0), 0)
-    count = size = max_id = 0  # of the documents written; max_id of the present one
-    start = 0  # where the present document starts in the spool
-    ambiguous = False
-    for batch in _batches(documents, tokenizer.cuttable):
-        texts = [text for _, text in batch if text is not None]
-        encodings = iter(tokenizer.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        for document, text in batch:
-            if text is not None:
-                ids = np.asarray(next(encodings).ids, dtype=np.int64)
-                advance(text, len(ids))
-                max_id = max(max_id, int(ids.max(initial=0)))
-                ambiguous = ambiguous or bool((ids == tokenizer.end_of_text_id).any())
-                spool.write(narrow(ids, tokenizer).tobytes())
+    writer = _Writer(tokenizer, part)
+    for batch in _batches(pieces, tokenizer.cuttable, lambda size: advance(size, 0, 0)):
+        documents, tokens = writer.add(batch)
+        advance(0, documents, tokens)
+
+
+class _Writer:
+    """Encodes batches of text and gives them to a part: as few calls for a batch as can be."""
+
+    def __init__(self, tokenizer: TextTokenizer, part: PartWriter) -> None:
+        self._tokenizer = tokenizer
+        self._part = part
+        self._end = np.array([tokenizer.end_of_text_id], dtype=np.uint32)
+        self._whole: list[NDArray[np.uint32]] = []  # ids of documents that have ended
+        self._lengths: list[tuple[int, int]] = []  # theirs
+        self._first: str | None = None  # the name of the first one
+        self._open: list[NDArray[np.uint32]] = []  # ids of the document that has not, as far as not given to the part
+        self._tokens = 0  # of it in all
+        self._ambiguous = False  # whether its text holds the end-of-text token
+
+    def add(self, batch: Sequence[str | End]) -> tuple[int, int]:
+        """Write a batch, and say how many documents and tokens it added."""
+        end_id = self._tokenizer.end_of_text_id
+        texts = [text for text in batch if isinstance(text, str)]
+        encodings = iter(self._tokenizer.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        documents = tokens = 0
+        for text in batch:
+            if isinstance(text, str):
+                ids = next(encodings).ids
+                self._open.append(np.array(array("I", ids), dtype=np.uint32))  # faster than from the list itself
+                self._tokens += len(ids)
+                self._ambiguous = self._ambiguous or end_id in ids
                 continue
-            if ambiguous:
-                spool.seek(start)
-                spool.truncate()
-                spooled.ambiguous.append(document)
+            if text.skipped is None and not self._ambiguous:
+                self._whole += [*self._open, self._end]
+                self._lengths.append((self._tokens + 1, text.bytes))
+                self._first = self._first or text.name
+                documents, tokens = documents + 1, tokens + self._tokens + 1
             else:
-                spool.write(end.tobytes())
-                advance("", 1)
-                count, size = count + 1, size + document.bytes
-                spooled.max_token_id = max(spooled.max_token_id, max_id, tokenizer.end_of_text_id)
-            start, max_id, ambiguous = spool.tell(), 0, False
-    spooled.split = Split(documents=count, tokens=start // item_bytes, bytes=size)
-    return spooled
+                self._flush()
+                self._part.skip(text.skipped or AMBIGUOUS, text.name)
+            self._open, self._tokens, self._ambiguous = [], 0, False
+        self._flush()
+        if self._open:
+            self._part.write(narrow(np.concatenate(self._open), self._tokenizer))
+            self._open = []
+        return documents, tokens
+
+    def _flush(self) -> None:
+        if self._whole:
+            self._part.write(narrow(np.concatenate(self._whole), self._tokenizer))
+            self._part.add_documents(self._lengths, first=self._first)
+            self._whole, self._lengths = [], []
 
 
-def narrow(ids: NDArray[np.int64], tokenizer: TextTokenizer) -> NDArray[Any]:
+def narrow(ids: NDArray[np.integer[Any]], tokenizer: TextTokenizer) -> NDArray[Any]:
     """Cast ids to the dtype on disk, none of them changed.
 
     Raises:
@@ -224,18 +233,17 @@ def narrow(ids: NDArray[np.int64], tokenizer: TextTokenizer) -> NDArray[Any]:
     return ids.astype(tokenizer.dtype)
 
 
-def _batches(documents: Iterable[Document], cuttable: bool) -> Iterator[Sequence[tuple[Document, str | None]]]:
-    """Pieces of text in batches that fit into memory; None marks a document's end."""
-    batch: list[tuple[Document, str | None]] = []
+def _batches(pieces: Iterable[Piece], cuttable: bool, advance: Callable[[int], None]) -> Iterator[Sequence[str | End]]:
+    """Stretches of text and the ends of documents, in batches that fit into memory."""
+    batch: list[str | End] = []
     characters = 0
-    for document in documents:
-        for piece in read_pieces(document, cuttable=cuttable):
-            batch.append((document, piece))
-            characters += len(piece)
+    for piece in pieces:
+        for text in read_piece(piece, advance, cuttable=cuttable):
+            batch.append(text)
+            characters += len(text) if isinstance(text, str) else _END_CHARACTERS
             if characters >= _BATCH_CHARACTERS:
                 yield batch
                 batch, characters = [], 0
-        batch.append((document, None))
     yield batch
 
 

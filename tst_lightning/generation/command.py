@@ -6,6 +6,7 @@ Loads torch and tokenizers when it runs, and Lightning never.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tst_lightning.config import TransformerConfig
-from tst_lightning.data.corpus import TOKENIZER, file_sha256
+from tst_lightning.data.corpus import TOKENIZER
+from tst_lightning.data.stores import StoreError, StorePath, locate
 from tst_lightning.errors import UserError
 from tst_lightning.phases import PhaseSchedule
 
@@ -164,7 +166,7 @@ def _checkpoint_file(given: Path, faults: list[str]) -> Path:
     return path
 
 
-def _tokenizer_of_run(checkpoint: Path) -> Path:
+def _tokenizer_of_run(checkpoint: Path) -> Path | StorePath:
     """The tokenizer of the corpus that the run was trained on, by the recipe that lies beside its checkpoints."""
     import yaml  # type: ignore[import-untyped]
 
@@ -174,19 +176,24 @@ def _tokenizer_of_run(checkpoint: Path) -> Path:
     if config is None:
         raise UserError(f"there is no config.yaml of a run beside {checkpoint}, which would name its corpus: {way_out}")
     try:
-        corpus = Path(yaml.safe_load(config.read_text(encoding="utf-8"))["data"]["path"])
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        data = yaml.safe_load(config.read_text(encoding="utf-8"))["data"]
+        corpus = locate(data["path"] or data["sources"][0]["path"])  # the sources of a mixture have one tokenizer
+    except (OSError, ValueError, TypeError, LookupError, yaml.YAMLError) as error:
         raise UserError(f"{config} names no corpus in data.path ({type(error).__name__}): {way_out}") from error
-    if not (corpus / TOKENIZER).is_file():
+    if isinstance(corpus, Path) and not (corpus / TOKENIZER).is_file():
         here = "" if corpus.is_absolute() else " from here (that path counts from the folder in which fit was run)"
         raise UserError(f"{corpus / TOKENIZER}, of the corpus in {config}, is not found{here}: {way_out}")
     return corpus / TOKENIZER
 
 
-def _check_tokenizer(path: Path, expected: str | None) -> None:
+def _check_tokenizer(path: Path | StorePath, expected: str | None) -> None:
+    try:
+        content = path.read_bytes()
+    except StoreError as error:
+        raise UserError(f"{error}, or name the corpus's tokenizer.json by --tokenizer") from error
     if expected is None:
         _note("the checkpoint does not say which tokenizer it was trained with: with another one the text is nonsense")
-    elif file_sha256(path) != expected:
+    elif hashlib.sha256(content).hexdigest() != expected:
         raise UserError(
             f"{path} is not the tokenizer that this checkpoint was trained with (its hash differs): name the "
             "tokenizer.json of the run's corpus by --tokenizer"

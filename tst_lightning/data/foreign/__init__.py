@@ -1,0 +1,1 @@
+"""Token files that other training stacks write. One file a format."""
