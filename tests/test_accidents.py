@@ -528,7 +528,7 @@ def test_finished_work_of_another_call_is_not_this_ones(tmp_path):
 
 def test_memory_stays_within_bounds_however_large_the_input(source, tmp_path):
     """Over all processes: a worker holds a batch, the assembly a chunk of each split, and most of it is libraries."""
-    size, limit = 220 << 20, 700 << 20
+    size, limit = 210 << 20, 700 << 20
     draw = random.Random(1)
     lines = [json.dumps({"text": " ".join(draw.choices(["sea", "whale", "ship"], k=150))}) + "\n" for _ in range(2000)]
     block = "".join(lines)
