@@ -13,7 +13,7 @@ help:
 	@echo "make test        all tests, the slow ones too"
 	@echo "make quickstart  train a TST model and its equal-FLOPs baseline on the Python standard library's text"
 	@echo "make demo        two more seeds and a longer baseline: is it more than chance, and what is it worth?"
-	@echo "make benchmarks  time the loss and the training step beside their alternatives"
+	@echo "make benchmarks  time the loss, the step, the loader and prepare beside their alternatives"
 	@echo "make soak        kill a run of two processes 60 times, and hold it against one left alone (docs/soak.md)"
 	@echo "make check-tensorboard   look at the quickstart's runs in TensorBoard (needs Chromium and chromedriver)"
 
@@ -57,6 +57,7 @@ demo: quickstart
 benchmarks: install
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/loader.py --remote
 	$(BIN)/python benchmarks/prepare.py
 
 # kills a run of two processes at 60 seeded moments; the log goes to docs/soak.md
