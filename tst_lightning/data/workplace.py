@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from tst_lightning.errors import UserError
 PARTS = "parts"
 _FINISHED = "finished.json"
 _LOG = "tst-lightning.log"  # locked by whoever works; also the sign that a directory is one of ours
+
+_DYING_SECONDS = 5.0  # how long killed processes of an earlier call may hold its lock
 
 
 class Workplace:
@@ -198,11 +201,16 @@ def workplace_faults(directory: Path, output: Path | StorePath, *, resume: bool)
 
 
 def _is_ours_alone(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    deadline = time.monotonic() + _DYING_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
 
 
 def _in_use(directory: Path) -> str:
