@@ -3,6 +3,8 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -359,3 +361,16 @@ def test_every_held_out_window_counts_once_over_all_processes(corpus, world_size
 def test_held_out_text_shorter_than_a_window_is_refused(corpus):
     with pytest.raises(UserError, match="has 20007 tokens, but one window takes 30000"):
         held_out_loader(dataset(corpus, latent_length=30_000), batch_size=4)
+
+
+@pytest.mark.slow
+def test_a_program_ends_with_a_loader_left_open(corpus):
+    """Its processes ignore SIGTERM, by which multiprocessing asks them to end."""
+    code = (
+        "import sys, tests.test_windows as t\n"
+        "loader = iter(t.WindowLoader(t.dataset(sys.argv[1]), t.order(), num_workers=2))\n"
+        "next(loader)\n"
+        "raise SystemExit(7)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(corpus)], timeout=60, check=False)
+    assert done.returncode == 7

@@ -91,3 +91,12 @@ def leave_signals_to_main_process(worker: int) -> None:
     """For a loader process: what a terminal or a scheduler sends to all processes must not end the readers first."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+
+
+def end_loader_processes() -> None:
+    """At the end of the program: multiprocessing asks its daemons to end by SIGTERM, which they leave to this process."""
+    import multiprocessing
+
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()

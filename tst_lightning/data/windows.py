@@ -8,6 +8,7 @@ resuming are ours, because LitData's own iteration depends on the numbers of wor
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import logging
 import os
@@ -31,12 +32,13 @@ from tst_lightning.data.order import DataOrder, Window
 from tst_lightning.data.read_ahead import LookAhead, ReadAhead
 from tst_lightning.data.stores import NoAnswer, StorePath, litdata_options, locate, store_errors
 from tst_lightning.errors import UserError
-from tst_lightning.signals import leave_signals_to_main_process
+from tst_lightning.signals import end_loader_processes, leave_signals_to_main_process
 
 # Seconds between the tries of a remote read: an outage of five minutes ends no run. LitData's client (obstore 0.12)
 # retries ten times of its own each time, which took 2 to 13 seconds.
 WAITS: tuple[float | None, ...] = (1, 2, 4, 8, 15, 30, 60, 60, 60, None)
 
+atexit.register(end_loader_processes)  # before multiprocessing, which was imported earlier, waits for them
 _logger = logging.getLogger(__name__)
 _FIELDS = ["tokens"]
 _NO_ERRORS: AbstractContextManager[None] = nullcontext()  # of a store
