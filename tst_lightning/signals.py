@@ -94,7 +94,7 @@ def leave_signals_to_main_process(worker: int) -> None:
 
 
 def end_loader_processes() -> None:
-    """At the end of the program: multiprocessing asks its daemons to end by SIGTERM, which they leave to this process."""
+    """At the end of the program, when multiprocessing asks them to by SIGTERM, which they leave to this process."""
     import multiprocessing
 
     for process in multiprocessing.active_children():
