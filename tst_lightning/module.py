@@ -19,6 +19,7 @@ from torchmetrics import MeanMetric
 from tst_lightning import __version__
 from tst_lightning.bags import IGNORE_INDEX, fold, next_bag_targets
 from tst_lightning.callbacks.metrics import StepMetrics
+from tst_lightning.callbacks.ranks import end_process_groups_at_exit
 from tst_lightning.callbacks.switch import PhaseSwitch
 from tst_lightning.checkpoints import RECORD
 from tst_lightning.errors import UserError
@@ -194,6 +195,7 @@ class TSTModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Resolve the schedule, and refuse a run that cannot work before it starts."""
+        end_process_groups_at_exit()
         if stage == "fit":
             self.check(self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
 
