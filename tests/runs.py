@@ -77,12 +77,13 @@ def start(*arguments, folder, output="output.txt", environment=None):
     return process
 
 
-def start_ranks(*arguments, folder, ranks=2, only=None):
+def start_ranks(*arguments, folder, ranks=2, only=None, strategy="ddp"):
     """Start the command line in several processes over gloo, each with the environment that torchrun gives it."""
     port = free_port()
+    name = "strategy.class_path" if "." in strategy and "{" not in strategy else "strategy"
     return [
         start(
-            *arguments, "--trainer.strategy=ddp", f"--trainer.devices={ranks}", folder=folder,
+            *arguments, f"--trainer.{name}={strategy}", f"--trainer.devices={ranks}", folder=folder,
             output=f"output-{rank}.txt",
             environment={
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "RANK": str(rank),
@@ -99,9 +100,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_ranks(*arguments, folder, ranks=2):
+def run_ranks(*arguments, folder, ranks=2, strategy="ddp"):
     """Run the command line in several processes; returns the exit status and the output of each."""
-    processes = start_ranks(*arguments, folder=folder, ranks=ranks)
+    processes = start_ranks(*arguments, folder=folder, ranks=ranks, strategy=strategy)
     for process in processes:
         process.join(timeout=300)
     assert all(process.exitcode is not None for process in processes), "a rank hangs"

@@ -22,9 +22,11 @@ ORDER = [
     "hardware",
     "optim",
     "model",
+    "parallel",
     "generation",
     "generation.sampling",
     "generation.decoding",
+    "sharded",
     "checkpoints",
     "data",
     "data.stores",
@@ -80,6 +82,7 @@ ORDER = [
     "data.datamodule",
     "loggers",
     "callbacks",
+    "strategies",
     "callbacks.ranks",
     "callbacks.steps",
     "callbacks.switch",
@@ -105,6 +108,7 @@ ORDER = [
     "report.plot",
     "report.command",
     "generation.command",
+    "consolidate",
     "cli",
 ]
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tst_lightning.non_finite import NonFiniteError
     from tst_lightning.optim import decay_groups, warmup_stable_decay
     from tst_lightning.phases import Phase, Phases, PhaseSchedule, Stage
+    from tst_lightning.strategies import FSDP2Strategy
 
 _HOMES = {
     "bags": ("embed_bags", "fold", "next_bag_targets"),
@@ -66,6 +67,7 @@ _HOMES = {
     "non_finite": ("NonFiniteError",),
     "optim": ("decay_groups", "warmup_stable_decay"),
     "phases": ("Phase", "PhaseSchedule", "Phases", "Stage"),
+    "strategies": ("FSDP2Strategy",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -94,6 +96,7 @@ __all__ = [  # noqa: RUF022 (the order of the rooms)
     "prepare",
     "merge",
     "import_tokens",
+    "FSDP2Strategy",
     "TSTModule",
     "GracefulStop",
     "PhaseSwitch",

@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _light(arguments: list[str]) -> int:
+    from tst_lightning import consolidate
     from tst_lightning.data import import_tokens, inspect, merge, prepare
     from tst_lightning.generation import command as generate
     from tst_lightning.report import command as report
@@ -67,6 +68,7 @@ def _light(arguments: list[str]) -> int:
         "inspect": inspect,
         "report": report,
         "generate": generate,
+        "consolidate": consolidate,
     }.items():
         summary = (module.__doc__ or "").split("\n")[0]
         command = commands.add_parser(name, help=summary[:1].lower() + summary[1:].rstrip("."), description=summary)

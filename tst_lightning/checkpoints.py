@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tst_lightning.errors import UserError
+from tst_lightning.sharded import check_sharded
 
 RECORD = "tst_lightning"  # the key of our own record in a checkpoint
 # true in a checkpoint that was saved after a step whose validation is still to come
@@ -62,7 +63,9 @@ def checkpoint_fault(path: Path) -> str | None:
     """Why a run cannot go on from ``path``: None if it can. Reads all of a file, as its checksums ask."""
     try:
         read_checkpoint(path)
-        if path.is_file():
+        if path.is_dir():
+            check_sharded(path)
+        else:
             with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()
             if damaged is not None:  # torch 2.14 does not look

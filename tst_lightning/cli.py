@@ -15,6 +15,7 @@ from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -38,10 +39,12 @@ from tst_lightning.checkpoints import (
 from tst_lightning.data.datamodule import TSTDataModule
 from tst_lightning.errors import UserError
 from tst_lightning.loggers import MetricsCSV, TensorBoard, is_rank_zero
+from tst_lightning.model import Transformer
 from tst_lightning.module import ADAMW, TSTModule
 from tst_lightning.non_finite import NonFiniteError
 from tst_lightning.phases import Phases, PhaseSchedule
 from tst_lightning.signals import LAUNCHER, SignalWatch
+from tst_lightning.strategies import FSDP2Strategy  # noqa: F401 (gives it its name for trainer.strategy)
 
 
 def run_trainer(arguments: list[str], signals: SignalWatch) -> int:
@@ -121,6 +124,8 @@ class TSTCLI(LightningCLI):
         # jsonargparse 4.53 cannot read a tuple out of the default in the signature
         parser.set_defaults({"model.optimizer": {"class_path": "torch.optim.AdamW", "init_args": ADAMW}})
         parser.link_arguments("phases", "model.phases")
+        # initialised where it ends up, see parallelise
+        parser.add_instantiator(_on_meta, class_type=Transformer, subclasses=True)
         parser.add_argument(
             "--extend",
             type=int | None,
@@ -313,6 +318,11 @@ class _Watch(Callback):
 
 class _NothingToDo(Exception):
     """The run is complete."""
+
+
+def _on_meta(class_type: type[Transformer], *args: Any, **kwargs: Any) -> Transformer:
+    with torch.device("meta"):
+        return class_type(*args, **kwargs)
 
 
 def _lengthen(config: Any) -> None:

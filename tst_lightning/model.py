@@ -272,6 +272,11 @@ class Transformer(nn.Module):
         output: Tensor = self.lm_head(self.model(bags_BLS, cache), targets_BLS, weighting)
         return output
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The layers that repeat, for :func:`tst_lightning.parallel.parallelise`."""
+        return list(self.model.layers)
+
     def _tie(self) -> None:
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
@@ -26,8 +28,11 @@ from tst_lightning.errors import UserError
 from tst_lightning.losses import Weighting, bag_weights
 from tst_lightning.non_finite import check_finite
 from tst_lightning.optim import decay_groups, schedule_faults, warmup_stable_decay
+from tst_lightning.parallel import block_faults, fsdp_root, parallelise
 from tst_lightning.phases import Phases, PhaseSchedule
 from tst_lightning.resume import begin_at_step, differences
+from tst_lightning.sharded import check_sharded
+from tst_lightning.strategies import common_seed, sharding, shards, strategy_faults
 from tst_lightning.trainer_checks import trainer_faults
 
 ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the default optimiser
@@ -50,6 +55,8 @@ class TSTModule(LightningModule):
         warmup_steps: linear learning-rate warm-up, in optimiser steps.
         decay_ratio: share of the run, at its end, over which the rate falls linearly.
         final_lr_factor: what the rate falls to, as a multiple of its peak.
+        activation_checkpointing: whether the backward pass computes each block again: less memory, a third more FLOPs.
+        compile_blocks: whether each block is compiled (``torch.compile``), once for both phases.
     """
 
     schedule: PhaseSchedule  # resolved in setup
@@ -63,15 +70,23 @@ class TSTModule(LightningModule):
         warmup_steps: int = 0,
         decay_ratio: float = 0.1,
         final_lr_factor: float = 0.0,
+        activation_checkpointing: bool = False,
+        compile_blocks: bool = False,
     ) -> None:
         super().__init__()
         self.network = network
+        # told apart from what sharding makes of them
+        self.network_name = type(network).__name__
+        self.num_parameters = sum(p.numel() for p in network.parameters())
         self.phases = phases or Phases()
         self.weighting = weighting
         self.optimizer = optimizer
         self.warmup_steps = warmup_steps
         self.decay_ratio = decay_ratio
         self.final_lr_factor = final_lr_factor
+        self.activation_checkpointing = activation_checkpointing
+        self.compile_blocks = compile_blocks
+        self._parallelised = False
         self.step_loss = torch.zeros(())
         self.step_lr = math.nan
         self.step_grad_norm: Tensor | float = math.nan
@@ -175,10 +190,9 @@ class TSTModule(LightningModule):
         by_norm = gradient_clip_val and gradient_clip_algorithm in (None, "norm")
         max_norm = float(gradient_clip_val) if gradient_clip_val and by_norm else math.inf
         # FSDP1 wants its own root to do it (Lightning raises there, as of 2.6.6)
-        clip = getattr(self.trainer.strategy.model, "clip_grad_norm_", None)
-        self.step_grad_norm = (
-            clip(max_norm) if callable(clip) else nn.utils.clip_grad_norm_(self.parameters(), max_norm)
-        )
+        root = fsdp_root(self)
+        norm = nn.utils.clip_grad_norm_(self.parameters(), max_norm) if root is None else root.clip_grad_norm_(max_norm)
+        self.step_grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         check_finite(self, self.step_grad_norm, self._losses)
         if gradient_clip_val and not by_norm:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -196,8 +210,28 @@ class TSTModule(LightningModule):
     def setup(self, stage: str) -> None:
         """Resolve the schedule, and refuse a run that cannot work before it starts."""
         end_process_groups_at_exit()
+        if self.trainer.ckpt_path is not None and Path(self.trainer.ckpt_path).is_dir():
+            check_sharded(Path(self.trainer.ckpt_path))  # PyTorch would execute what it holds
         if stage == "fit":
             self.check(self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def configure_model(self) -> None:
+        """Initialise the network where it is to be trained, and checkpoint, compile and shard it, once.
+
+        Raises:
+            UserError: if the network cannot be.
+        """
+        if self._parallelised or self._trainer is None:  # load_from_checkpoint
+            return
+        self.network = parallelise(
+            self.network,
+            self.trainer.strategy.root_device,
+            seed=common_seed(self.trainer),
+            activation_checkpointing=self.activation_checkpointing,
+            compile_blocks=self.compile_blocks,
+            shard=sharding(self.trainer),
+        )
+        self._parallelised = True
 
     def check(self, trainer: Trainer, datamodule: Any = None, checkpoint: Mapping[str, Any] | None = None) -> None:
         """Resolve ``schedule``, and hold everything that the run was given against everything else.
@@ -211,7 +245,9 @@ class TSTModule(LightningModule):
         Raises:
             UserError: with all faults at once.
         """
-        faults = trainer_faults(trainer)
+        faults = trainer_faults(trainer) + strategy_faults(trainer)
+        if self.activation_checkpointing or self.compile_blocks or shards(trainer):
+            faults += block_faults(self.network)
         schedule = None
         try:
             schedule = self.schedule = self.phases.schedule(trainer.max_steps)
@@ -270,8 +306,7 @@ class TSTModule(LightningModule):
             **record,
             "validation": {"limit_val_batches": self.trainer.limit_val_batches},
             "seed": None if seed is None else int(seed),
-            "parameters": getattr(getattr(self.network, "config", None), "num_parameters", None)
-            or sum(p.numel() for p in self.parameters()),
+            "parameters": self.num_parameters,
             "flops_per_latent_token": None if latent_length is None else self.flops_per_token(latent_length),
             "machine": {
                 "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import distributed
 
 from tst_lightning.callbacks.ranks import let_ranks_end
 from tst_lightning.callbacks.steps import in_mid_step
@@ -24,6 +27,8 @@ from tst_lightning.checkpoints import (
 )
 from tst_lightning.errors import UserError
 from tst_lightning.phases import PhaseSchedule
+from tst_lightning.sharded import write_error, write_shards
+from tst_lightning.strategies import saves_in_background, saves_shards
 
 
 class StepCheckpoint(Checkpoint):
@@ -33,6 +38,7 @@ class StepCheckpoint(Checkpoint):
     follows the same step it is saved after it, so that no validation is missing or doubled on a resume.
     :class:`~tst_lightning.GracefulStop` asks for another when the run is stopped, which goes as soon as ``keep``
     later or earlier ones that were due are there.
+    Under FSDP a checkpoint is a directory of the ranks' shards, which any number of ranks can go on from.
     Files appear under their final name only when they are whole and on the disk. The newest ``keep`` by step
     number stay. ``trainer.max_time`` counts anew in each job of a chain.
 
@@ -40,12 +46,16 @@ class StepCheckpoint(Checkpoint):
         every_n_steps: optimiser steps between checkpoints.
         keep: how many of the newest to keep; -1 for all.
         directory: where to; ``checkpoints`` in the run's directory by default.
+        asynchronous: whether FSDP2's shards are written while training goes on, from a copy in the host's memory; the
+            next checkpoint waits for it. Those of one process, DDP and FSDP1 are written at once anyway.
 
     Raises:
         UserError: for counts that make no sense.
     """
 
-    def __init__(self, every_n_steps: int = 1000, keep: int = 2, directory: str | None = None) -> None:
+    def __init__(
+        self, every_n_steps: int = 1000, keep: int = 2, directory: str | None = None, asynchronous: bool = False
+    ) -> None:
         super().__init__()
         faults = []
         if every_n_steps < 1:
@@ -57,6 +67,9 @@ class StepCheckpoint(Checkpoint):
         self.every_n_steps = every_n_steps
         self.keep = keep
         self.directory = directory
+        self.asynchronous = asynchronous
+        self._pending: _Pending | None = None
+        self._group: Any = None
         self._last_saved = -1
         self._validation_due = False  # what the checkpoint being saved, or resumed from, says
         self._val_check_batch: int | float | None = None
@@ -76,7 +89,9 @@ class StepCheckpoint(Checkpoint):
         Raises:
             UserError: if the run starts at step 0 where another one left checkpoints.
         """
-        self._last_saved = trainer.global_step
+        self._last_saved, self._pending = trainer.global_step, None
+        if self.asynchronous and saves_in_background(trainer):
+            self._group = distributed.new_group(backend="gloo")  # beside the training's own collectives
         if trainer.global_step == 0:
             faults = checkpoint_folder_faults(self.folder(trainer), None)
             if faults:
@@ -91,6 +106,8 @@ class StepCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save after the step unless a validation follows it."""
+        if self._pending is not None and trainer.is_global_zero and self._pending.is_written():
+            self._publish(trainer, self._pending)
         if not in_mid_step(trainer, batch_idx) and self._due(trainer) and not validation_follows(trainer):
             self.save(trainer)
 
@@ -103,6 +120,13 @@ class StepCheckpoint(Checkpoint):
         fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
         if fitting and not in_mid_step(trainer, trainer.fit_loop.batch_idx) and self._due(trainer):
             self.save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Nothing is left half written."""
+        self.finish(trainer)
+        if self._group is not None:
+            distributed.destroy_process_group(self._group)
+            self._group = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing keeps the loops going where there was nothing to validate on after all."""
@@ -129,6 +153,7 @@ class StepCheckpoint(Checkpoint):
             OSError: if the disk is full, say, on the rank that writes, and SystemExit on the others; earlier
                 checkpoints are as they were.
         """
+        self.finish(trainer)
         step, folder = trainer.global_step, self.folder(trainer)
         path = folder / f"step-{step:09d}.ckpt"
         if step == self._last_saved:
@@ -137,35 +162,80 @@ class StepCheckpoint(Checkpoint):
         if trainer.is_global_zero and temporary.exists():
             remove(temporary)
         due_before, self._validation_due = self._validation_due, validation_due
-        failures: list[OSError] = []
+        pending = self._pending = _Pending(path, temporary)
         io = trainer.strategy.checkpoint_io
         if isinstance(io, _DirectIO):
-            io.failures = failures
+            io.failures = pending.failures
         try:
-            trainer.save_checkpoint(temporary)
-            if trainer.is_global_zero and not failures:
-                publish(temporary, path)
+            if saves_shards(trainer):
+                pending.future = self._begin_shards(trainer, pending)
+            else:
+                trainer.save_checkpoint(temporary)
         except OSError as error:
-            failures.append(error)
+            pending.failures.append(error)
         finally:
             self._validation_due = due_before
             if isinstance(io, _DirectIO):
                 io.failures = None
-            if trainer.is_global_zero and temporary.exists():  # what was written would only fill the disk
-                remove(temporary)
+        self._last_saved = step
+        if pending.future is None:
+            self.finish(trainer)
+        return path
+
+    def _begin_shards(self, trainer: Trainer, pending: _Pending) -> Future[Any] | None:
+        """Write what is no tensor, and the tensors too unless they can be written while training goes on."""
+        trainer.strategy.barrier()  # until rank 0 has made room
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        # what Lightning 2.6.6 itself would write, and reads
+        state = {"model" if isinstance(trainer.strategy, FSDPStrategy) else "state_dict": checkpoint.pop("state_dict")}
+        state |= {f"optimizer_{i}": value for i, value in enumerate(checkpoint.pop("optimizer_states"))}
+        try:
+            pending.temporary.mkdir(parents=True, exist_ok=True)
+            if trainer.is_global_zero:
+                torch.save(checkpoint, pending.temporary / "meta.pt")
+        except (OSError, RuntimeError) as error:
+            pending.failures.append(_disk_error(error))
+        # even so, for the ranks write together
+        return write_shards(state, pending.temporary, self._group, pending.failures)
+
+    def finish(self, trainer: Trainer) -> None:
+        """Wait until a checkpoint that is written while training goes on is whole; on every rank at once.
+
+        Raises:
+            OSError: as :meth:`save`.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        pending.wait()
+        if trainer.is_global_zero:
+            self._publish(trainer, pending)
+            if pending.temporary.exists():  # what was written would only fill the disk
+                remove(pending.temporary)
         # rank 0 writes; the others must not wait for it in vain
+        failures = pending.failures
         reason = trainer.strategy.broadcast(failures[0].strerror or str(failures[0]) if failures else None)
         if reason is not None:
+            self._last_saved = -1
             let_ranks_end()
             if not trainer.is_global_zero:
                 raise SystemExit(1)  # rank 0 says why
-            saved = list_checkpoints(folder)
+            saved = list_checkpoints(self.folder(trainer))
             way_out = f"--ckpt_path last goes on from {saved[-1].name}" if saved else "no other was saved before"
-            raise OSError(f"{path} could not be saved ({reason}): make room; {way_out}") from next(iter(failures), None)
-        self._last_saved = step
-        if trainer.is_global_zero:
+            raise OSError(f"{pending.path} could not be saved ({reason}): make room; {way_out}") from next(
+                iter(failures), None
+            )
+
+    def _publish(self, trainer: Trainer, pending: _Pending) -> None:
+        """Give what is whole its name, on rank 0."""
+        if pending.published or pending.failures:
+            return
+        try:
+            publish(pending.temporary, pending.path)
+            pending.published = True
             self._prune(trainer)
-        return path
+        except OSError as error:
+            pending.failures.append(error)
 
     def _prune(self, trainer: Trainer) -> None:
         """Keep what an uninterrupted run would keep, and where that is fewer than ``keep``, the newest others."""
@@ -238,6 +308,31 @@ def _make_validation_due(fit_loop: dict[str, Any]) -> None:
         }
 
 
+class _Pending:
+    """A checkpoint between the first byte and its name."""
+
+    def __init__(self, path: Path, temporary: Path) -> None:
+        self.path, self.temporary = path, temporary
+        self.future: Future[Any] | None = None
+        self.failures: list[OSError] = []
+        self.published = False
+
+    def is_written(self) -> bool:
+        return self.future is not None and self.future.done() and self.future.exception() is None
+
+    def wait(self) -> None:
+        if self.future is not None and isinstance(failure := self.future.exception(), BaseException):
+            self.failures.append(write_error(failure))
+
+
+def _disk_error(error: OSError | RuntimeError) -> OSError:
+    # torch 2.14 complains about its file's length behind the system's own word
+    failure = error if isinstance(error, OSError) else error.__context__
+    if not isinstance(failure, OSError):
+        raise error
+    return failure
+
+
 class _DirectIO(TorchCheckpointIO):
     """Saves without a copy in memory and another in the system's temporary folder, as Lightning 2.6.6 makes.
 
@@ -254,10 +349,7 @@ class _DirectIO(TorchCheckpointIO):
             with open(path, "wb") as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
-            # torch 2.14 complains about its file's length behind the system's own word
-            failure = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(failure, OSError):
-                raise
+            failure = _disk_error(error)
             if self.failures is None:
                 raise failure from error
             self.failures.append(failure)

@@ -119,9 +119,9 @@ class RunSummary(Callback):
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: TSTModule) -> None:  # type: ignore[override]
         """Print the summary."""
-        parameters = sum(p.numel() for p in pl_module.parameters())
+        parameters = pl_module.num_parameters
         lines = [
-            f"network        {type(pl_module.network).__name__}, {count(parameters)} parameters ({parameters:,})",
+            f"network        {pl_module.network_name}, {count(parameters)} parameters ({parameters:,})",
             f"precision      {trainer.precision}, {trainer.world_size} process(es), "
             f"{trainer.accumulate_grad_batches} micro-batch(es) a step, torch {torch.__version__}",
         ]

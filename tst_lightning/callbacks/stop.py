@@ -130,7 +130,9 @@ class GracefulStop(Checkpoint):
         assert isinstance(schedule, PhaseSchedule)
         if step == schedule.total_steps and not validation_due:
             return  # the run is complete
-        path = _saver_of(trainer).save(trainer, validation_due)
+        saver = _saver_of(trainer)
+        path = saver.save(trainer, validation_due)
+        saver.finish(trainer)
         self._message = (
             f"stopped by {signal.Signals(signum).name} after step {step} of {schedule.total_steps}: the same command "
             f"with --ckpt_path last goes on from {path}"

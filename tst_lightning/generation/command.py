@@ -162,7 +162,9 @@ def _checkpoint_file(given: Path, faults: list[str]) -> Path:
             return path
         path = found[-1]
     if path.is_dir():
-        faults.append(f"{path} is a sharded checkpoint, which cannot be read here yet: name one in a single file")
+        faults.append(
+            f"{path} is a sharded checkpoint: tst-lightning consolidate {path} --output FILE makes one file of it"
+        )
     return path
 
 
